@@ -16,21 +16,21 @@ class ModuleDocFragment:
 options: {}
 attributes:
   check_mode:
-    description: Can run in C(check_mode) and return changed status prediction without modifying target.
+    description: Predicts under C(--check) whether it would change something, and changes nothing.
   diff_mode:
-    description: Will return details on what has changed (or possibly needs changing in C(check_mode)), when in diff mode.
+    description: Shows under C(--diff) what it changes.
 """
 
     INFO = r"""
 options: {}
 attributes:
   check_mode:
-    description: Can run in C(check_mode) and return changed status prediction without modifying target.
+    description: Predicts under C(--check) whether it would change something, and changes nothing.
     support: full
     details:
-      - This module only reads; it runs the same in check mode.
+      - This module only reads, so it runs under C(--check) as ever.
   diff_mode:
-    description: Will return details on what has changed (or possibly needs changing in C(check_mode)), when in diff mode.
+    description: Shows under C(--diff) what it changes.
     support: N/A
     details:
       - This module changes nothing.
