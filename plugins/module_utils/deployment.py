@@ -1,0 +1,159 @@
+# Copyright The dflash.fleet authors
+# SPDX-License-Identifier: Apache-2.0
+"""Deployments of an instance on a host: staged whole, switched by one link, gone back by one link.
+
+``current`` and ``previous`` point to deployments, never to releases, so that going back restores
+configuration and models too.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from typing import Any, Dict, List, Mapping, Optional
+
+from ansible_collections.dflash.fleet.plugins.module_utils import schema
+from ansible_collections.dflash.fleet.plugins.module_utils.errors import DflashError
+from ansible_collections.dflash.fleet.plugins.module_utils.files import read_json, switch_link, write_atomic, write_json
+
+#: Files of a deployment that are rendered; the other files in its folder are facts about it.
+RENDERED = ("serve.yaml", "argv.json")
+
+
+class Instance:
+    """Folders of one named server on a host."""
+
+    def __init__(self, root: str, name: str) -> None:
+        self.root = root
+        self.name = name
+        self.path = os.path.join(root, "instances", name)
+
+    def folder(self, deployment: str) -> str:
+        """Folder of a deployment."""
+        return os.path.join(self.path, "deployments", deployment)
+
+    def pointed(self, link: str) -> str:
+        """Id of the deployment that ``current`` or ``previous`` points to, or an empty string."""
+        try:
+            return os.path.basename(os.readlink(os.path.join(self.path, link)))
+        except OSError:
+            return ""
+
+    def proof(self, deployment: str) -> Optional[Dict[str, Any]]:
+        """The proof of a deployment, or None."""
+        return read_json(os.path.join(self.folder(deployment), "proof.json")) if deployment else None
+
+    def proven(self, deployment: str) -> bool:
+        """Whether the deployment is there, whole, and was proven once on this host."""
+        proof = self.proof(deployment)
+        return bool(proof and proof.get("ok")) and os.path.exists(os.path.join(self.folder(deployment), "release"))
+
+
+def now() -> str:
+    """UTC time to the second, as ISO 8601."""
+    return time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
+
+
+def edited(folder: str, rendered: Mapping[str, str]) -> List[str]:
+    """Names of rendered files whose text on the host is not what was rendered."""
+    wrong = []
+    for name in RENDERED:
+        try:
+            with open(os.path.join(folder, name), encoding="utf-8") as handle:
+                same = handle.read() == rendered[name]
+        except OSError:
+            same = False
+        if not same:
+            wrong.append(name)
+    return wrong
+
+
+def stage(instance: Instance, deployment: str, rendered: Mapping[str, str], models: Mapping[str, Any],
+          release: str, write: bool = True) -> bool:
+    """Write the deployment's folder; says whether anything differs from what is there.
+
+    A proof of a deployment whose files had to be mended no longer stands and is removed.
+    """
+    folder = instance.folder(deployment)
+    link = os.path.join(folder, "release")
+    wrong = edited(folder, rendered)
+    models_differ = read_json(os.path.join(folder, "models.json")) != models
+    link_differs = not os.path.islink(link) or os.readlink(link) != release
+    changed = bool(wrong or models_differ or link_differs)
+    if changed and write:
+        os.makedirs(folder, exist_ok=True)
+        if os.path.exists(os.path.join(folder, "proof.json")):
+            os.unlink(os.path.join(folder, "proof.json"))
+        for name in wrong:
+            write_atomic(os.path.join(folder, name), rendered[name])
+        write_json(os.path.join(folder, "models.json"), models)
+        switch_link(link, release)
+    return changed
+
+
+def switch(instance: Instance, deployment: str) -> bool:
+    """Point ``current`` to ``deployment``; what was proven there becomes ``previous``.
+
+    What both links were is kept in ``switch.json`` until the proof, so that ``revert`` puts back
+    exactly that, also after a killed run.
+    """
+    before = instance.pointed("current")
+    if before == deployment:
+        return False
+    write_json(os.path.join(instance.path, "switch.json"), {
+        "from": before, "previous": instance.pointed("previous"), "to": deployment, "at": now()})
+    if instance.proven(before):
+        switch_link(os.path.join(instance.path, "previous"), os.path.join("deployments", before))
+    switch_link(os.path.join(instance.path, "current"), os.path.join("deployments", deployment))
+    return True
+
+
+def fallback(instance: Instance) -> str:
+    """The deployment to go back to when the current one fails: proven before, and not the current one; or empty."""
+    current = instance.pointed("current")
+    record = read_json(os.path.join(instance.path, "switch.json")) or {}
+    candidates = [record.get("from", "")] if record.get("to") == current else []
+    for candidate in candidates + [instance.pointed("previous")]:
+        if candidate and candidate != current and instance.proven(candidate):
+            return str(candidate)
+    return ""
+
+
+def revert(instance: Instance) -> Dict[str, str]:
+    """Point ``current`` back to what served before the switch: ``{failed, current}``.
+
+    ``previous`` becomes what it was before the failed attempt; a failed candidate is never linked.
+    With nothing proven to go back to, ``current`` is removed and ``current`` in the answer is empty.
+    """
+    failed = instance.pointed("current")
+    target = fallback(instance)
+    record = read_json(os.path.join(instance.path, "switch.json")) or {}
+    if target:
+        switch_link(os.path.join(instance.path, "current"), os.path.join("deployments", target))
+        older = record.get("previous", "") if record.get("to") == failed else ""
+        if older and older != target and instance.proven(older):
+            switch_link(os.path.join(instance.path, "previous"), os.path.join("deployments", older))
+        else:
+            _unlink(os.path.join(instance.path, "previous"))
+    else:
+        _unlink(os.path.join(instance.path, "current"))
+    _unlink(os.path.join(instance.path, "switch.json"))
+    return {"failed": failed, "current": target}
+
+
+def _unlink(path: str) -> None:
+    if os.path.lexists(path):
+        os.unlink(path)
+
+
+def prove(instance: Instance, deployment: str, proof: Mapping[str, Any]) -> None:
+    """Write the proof (validated) of a deployment.  Raises ``DflashError`` when it does not follow its schema."""
+    folder = instance.folder(deployment)
+    if not os.path.isdir(folder):
+        raise DflashError("there is no such deployment", folder, "run the deployment again")
+    schema.require(proof, "proof", os.path.join(folder, "proof.json"))
+    write_json(os.path.join(folder, "proof.json"), proof)
+    if proof["ok"] and instance.pointed("current") == deployment:
+        _unlink(os.path.join(instance.path, "switch.json"))
+
+

@@ -1,0 +1,228 @@
+#!/usr/bin/python
+# Copyright The dflash.fleet authors
+# SPDX-License-Identifier: Apache-2.0
+"""Which deployment does an instance serve?"""
+
+from __future__ import annotations
+
+DOCUMENTATION = r"""
+module: dflash_deployment
+short_description: Stages, switches, reverts and proves deployments of an instance
+version_added: "0.1.0"
+author:
+  - The dflash.fleet authors (@dflash)
+description:
+  - Keeps C(<root>/instances/<name>/deployments/) and its links C(current) and C(previous). Starts and stops nothing;
+    that is M(dflash.fleet.dflash_service).
+extends_documentation_fragment:
+  - dflash.fleet.attributes
+attributes:
+  check_mode:
+    support: full
+  diff_mode:
+    support: full
+options:
+  action:
+    description:
+      - V(stage) writes the deployment's folder. V(switch) points C(current) to it. V(revert) goes back to what was
+        proven before. V(prove) writes its proof.
+    type: str
+    choices: [stage, switch, revert, prove]
+    required: true
+  root:
+    description: The root folder.
+    type: path
+    required: true
+  instance:
+    description: Name of the instance.
+    type: str
+    default: main
+  deployment:
+    description: Id of the deployment. Not used by V(revert).
+    type: str
+    default: ""
+  inputs:
+    description: Typed inputs, for V(stage).
+    type: dict
+    default: {}
+  release:
+    description: Manifest of the release, for V(stage) and V(prove).
+    type: dict
+    default: {}
+  target:
+    description: The target, for V(stage).
+    type: dict
+    default: {}
+  drafter:
+    description: The drafter, for V(stage).
+    type: dict
+    default: {}
+  k:
+    description: Draft tokens per step, for V(stage).
+    type: int
+    default: 0
+  checks:
+    description: Checks of all stages, for V(prove).
+    type: list
+    elements: dict
+    default: []
+  acceptance:
+    description: What the gate measured (acceptance_length, per_position, drafts), for V(prove).
+    type: dict
+    default: {}
+  judged:
+    description: Hash of what the gate judged by, for V(prove). Empty keeps that of the proof before.
+    type: str
+    default: ""
+  accept_unknown:
+    description: Check ids whose unknown the operator accepted, for V(prove).
+    type: list
+    elements: str
+    default: []
+"""
+
+EXAMPLES = r"""
+- name: Go back to what was proven before
+  dflash.fleet.dflash_deployment:
+    action: revert
+    root: /opt/dflash
+    instance: main
+  register: reverted
+"""
+
+RETURN = r"""
+deployment_id:
+  description: Id of the deployment that was staged, switched to, gone back to or proven. Empty when there is none.
+  type: str
+  returned: success
+failed:
+  description: Id of the deployment that was left, for V(revert).
+  type: str
+  returned: when action is revert
+ok:
+  description: Whether the proof holds, for V(prove).
+  type: bool
+  returned: when action is prove
+proof:
+  description: The proof that was written, for V(prove).
+  type: dict
+  returned: when action is prove
+release:
+  description: Manifest of the release of the deployment gone back to, for V(revert).
+  type: dict
+  returned: when action is revert
+models:
+  description: Target and drafter of the deployment gone back to, for V(revert).
+  type: dict
+  returned: when action is revert
+"""
+
+import os
+from typing import Any, Dict
+
+from ansible.module_utils.basic import AnsibleModule
+
+from ansible_collections.dflash.fleet.plugins.module_utils import checks, deployment, host, ids, launch, models
+from ansible_collections.dflash.fleet.plugins.module_utils.errors import DflashError
+from ansible_collections.dflash.fleet.plugins.module_utils.files import read_json
+from ansible_collections.dflash.fleet.plugins.module_utils.state import located
+
+
+def stage(instance: deployment.Instance, given: Dict[str, Any], write: bool) -> Dict[str, Any]:
+    """Render and write; the id is a function of what is written."""
+    inputs, release = given["inputs"], given["release"]
+    pair = {}
+    for role in ("target", "drafter"):
+        model = located(given[role], instance.root, None)
+        pair[role] = dict(models.describe(model["folder"], model["name"], dict(model, path=model["folder"])),
+                          revision=model["revision"])
+    rendered = launch.render(
+        inputs, root=instance.root, instance=instance.name,
+        release_dir=os.path.join(instance.root, "releases", release["release_id"]),
+        layer_dir=os.path.join(instance.root, "layers", release["layer_id"]),
+        target_dir=pair["target"]["path"], drafter_dir=pair["drafter"]["path"], k=given["k"],
+        served_name=inputs["dflash_serve_served_model_name"] or pair["target"]["name"])
+    revisions = {role: "%s@%s" % (model["name"], model["revision"]) for role, model in pair.items()}
+    name = ids.deployment_id(release["release_id"], rendered, revisions, instance.name)
+    if given["deployment"] and given["deployment"] != name:
+        raise DflashError("the deployment staged is %s, not the %s that was planned" % (name, given["deployment"]),
+                          instance.path, "run the deployment again")
+    changed = deployment.stage(instance, name, rendered, pair,
+                               os.path.join(instance.root, "releases", release["release_id"]), write)
+    return {"changed": changed, "deployment_id": name, "models": pair,
+            "diff": {"before": "", "after": rendered["serve.yaml"]} if changed else {"before": "", "after": ""}}
+
+
+def revert(instance: deployment.Instance, write: bool) -> Dict[str, Any]:
+    """Go back, and say what is gone back to, so that it can be proven again."""
+    if not write:
+        return {"changed": True, "deployment_id": deployment.fallback(instance), "failed": instance.pointed("current")}
+    done = deployment.revert(instance)
+    folder = instance.folder(done["current"])
+    proof = instance.proof(done["current"])
+    return {
+        "changed": True, "deployment_id": done["current"], "failed": done["failed"], "proof": proof,
+        "release": read_json(os.path.join(folder, "release", "manifest.json")) if done["current"] else None,
+        "models": read_json(os.path.join(folder, "models.json")) if done["current"] else None,
+    }
+
+
+def prove(instance: deployment.Instance, given: Dict[str, Any], write: bool) -> Dict[str, Any]:
+    """Write the proof.  Checks of stages that did not run again are taken over from the proof before."""
+    before = instance.proof(given["deployment"]) or {}
+    stages = {item["stage"] for item in given["checks"]}
+    kept = [item for item in before.get("checks", []) if item["stage"] not in stages]
+    found = checks.settle(kept + given["checks"])
+    outcome = checks.result(found, given["accept_unknown"])
+    proof = {
+        "schema": 1, "ok": outcome["ok"], "checks": found,
+        "binds": dict(host.identity(), release_id=given["release"]["release_id"], deployment_id=given["deployment"]),
+        "judged": given["judged"] or before.get("judged", ""), "acceptance": given["acceptance"],
+        "accepted_unknown": given["accept_unknown"], "proven_at": deployment.now(),
+    }
+    if write:
+        deployment.prove(instance, given["deployment"], proof)
+    return {"changed": True, "deployment_id": given["deployment"], "ok": outcome["ok"], "proof": proof}
+
+
+def main() -> None:
+    """One act on the deployments of an instance."""
+    module = AnsibleModule(supports_check_mode=True, argument_spec={
+        "action": {"type": "str", "choices": ["stage", "switch", "revert", "prove"], "required": True},
+        "root": {"type": "path", "required": True},
+        "instance": {"type": "str", "default": "main"},
+        "deployment": {"type": "str", "default": ""},
+        "inputs": {"type": "dict", "default": {}},
+        "release": {"type": "dict", "default": {}},
+        "target": {"type": "dict", "default": {}},
+        "drafter": {"type": "dict", "default": {}},
+        "k": {"type": "int", "default": 0},
+        "checks": {"type": "list", "elements": "dict", "default": []},
+        "acceptance": {"type": "dict", "default": {}},
+        "judged": {"type": "str", "default": ""},
+        "accept_unknown": {"type": "list", "elements": "str", "default": []},
+    })
+    given = module.params
+    instance = deployment.Instance(given["root"], given["instance"])
+    write = not module.check_mode
+    try:
+        if given["action"] == "stage":
+            answer = stage(instance, given, write)
+        elif given["action"] == "revert":
+            answer = revert(instance, write)
+        elif given["action"] == "prove":
+            answer = prove(instance, given, write)
+        else:
+            before = instance.pointed("current")
+            changed = deployment.switch(instance, given["deployment"]) if write else before != given["deployment"]
+            answer = {"changed": changed, "deployment_id": given["deployment"],
+                      "diff": {"before": before + "\n", "after": given["deployment"] + "\n"}}
+    except DflashError as error:
+        module.fail_json(msg=str(error), what=error.what, where=error.where, fix=error.fix)
+    except OSError as error:
+        module.fail_json(msg="%s: %s" % (error.strerror, error.filename))
+    module.exit_json(**answer)
+
+
+if __name__ == "__main__":
+    main()
