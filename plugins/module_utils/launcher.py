@@ -147,6 +147,9 @@ def main(arguments: List[str]) -> int:
             "pid": os.getpid(), "start_ticks": process.start_ticks(os.getpid()), "boot_id": process.boot_id(),
             "deployment_id": os.path.basename(deployment), "started_at": int(time.time()),
         }
+        here = os.fstat(1)
+        if stat.S_ISREG(here.st_mode):
+            run["log_offset"] = here.st_size
         write_in_place(os.path.join(instance, "run.json"), run)
         print(LOG_LINE + json.dumps(dict(run, cleaned=found), sort_keys=True), flush=True)
         os.chdir(argv_json["cwd"])
