@@ -28,4 +28,3 @@ os.environ.setdefault("ANSIBLE_CONFIG", str(REPO / "ansible.cfg"))
 @pytest.fixture(scope="session")
 def repo() -> Path:
     """The root of the checkout."""
-    return REPO
