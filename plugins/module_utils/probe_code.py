@@ -1,0 +1,361 @@
+# Copyright The dflash.fleet authors
+# SPDX-License-Identifier: Apache-2.0
+"""Cut the deciding code out of a source file and run it on stubs.
+
+This file is the program of a child process (see ``child.py``): standard library only, no import of
+its neighbours.  It takes source text, never imports the code it judges, and gives that code a short
+list of builtins.  What the cut code touches and nobody described is a ``Stub``: it answers every
+attribute and every call, notes the call in ``LOG``, and refuses to decide anything (``Undecided``),
+so that an answer can only come from the code under test and from what the probe stated.
+"""
+
+from __future__ import annotations
+
+import ast
+import builtins
+import collections
+import copy
+import functools
+import itertools
+import math
+import operator
+import typing
+from typing import Any, Callable, Dict, Iterable, List, Optional, Set, Tuple
+
+#: Calls on stubs in order: (dotted name, positional arguments, keyword arguments).
+LOG: List[Tuple[str, tuple, dict]] = []
+
+ALLOWED_BUILTINS = (
+    "ArithmeticError AssertionError AttributeError BaseException Exception IndexError KeyError LookupError NameError "
+    "NotImplementedError RuntimeError StopIteration TypeError ValueError ZeroDivisionError __build_class__ abs all any "
+    "bool bytes callable classmethod dict divmod enumerate filter float frozenset getattr hasattr hash int isinstance "
+    "issubclass iter len list map max min next object property range repr reversed round set slice sorted staticmethod "
+    "str sum super tuple type zip NotImplemented Ellipsis True False None"
+).split()
+REAL_MODULES = {
+    "collections": collections, "functools": functools, "itertools": itertools, "math": math,
+    "operator": operator, "typing": typing,
+}
+KEPT_DECORATORS = ("property", "staticmethod", "classmethod", "cached_property", "setter")
+
+
+class Undecided(Exception):
+    """The code under test asked a stub for a decision."""
+
+
+class NotFound(Exception):
+    """A name, class or call that the probe looks for is not in the source."""
+
+
+class Loose:
+    """Base of cut classes and of described objects: what is not described is a stub."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        self.__dict__.update(kwargs)
+
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        pass
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        return Stub(name)
+
+
+class Strict:
+    """A described object that has nothing beyond its description, like a parsed ``config.json``."""
+
+    def __init__(self, **kwargs: Any) -> None:
+        self.__dict__.update(kwargs)
+
+
+def _refuse(what: str) -> Callable[..., Any]:
+    def method(self: "Stub", *args: Any) -> Any:
+        raise Undecided("%s of %s" % (what, self._stub_name))
+    return method
+
+
+class Stub:
+    """Stands for everything that nobody described."""
+
+    def __init__(self, name: str) -> None:
+        self.__dict__["_stub_name"] = name
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        return Stub("%s.%s" % (self._stub_name, name))
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        self.__dict__[name] = value
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        LOG.append((self._stub_name, args, kwargs))
+        return Stub(self._stub_name + "()")
+
+    def __mro_entries__(self, bases: tuple) -> tuple:
+        name = self._stub_name
+
+        class Logged(Loose):
+            def __init__(self, *args: Any, **kwargs: Any) -> None:
+                if args or kwargs:
+                    LOG.append((name, args, kwargs))
+
+        return (Logged,)
+
+    def __instancecheck__(self, value: Any) -> bool:
+        return False
+
+    def __or__(self, other: Any) -> "Stub":
+        return self
+
+    __ror__ = __add__ = __radd__ = __sub__ = __rsub__ = __mul__ = __rmul__ = __or__
+    __floordiv__ = __rfloordiv__ = __truediv__ = __rtruediv__ = __pow__ = __rpow__ = __mod__ = __getitem__ = __or__
+
+    def __neg__(self) -> "Stub":
+        return self
+
+    def __enter__(self) -> "Stub":
+        return self
+
+    def __exit__(self, *args: Any) -> bool:
+        return False
+
+    def __setitem__(self, key: Any, value: Any) -> None:
+        pass
+
+    __bool__ = _refuse("truth")
+    __len__ = _refuse("length")
+    __iter__ = _refuse("items")
+    __contains__ = _refuse("membership")
+    __index__ = __int__ = __float__ = _refuse("number")
+    __lt__ = __le__ = __gt__ = __ge__ = _refuse("order")
+    __eq__ = _refuse("equality")  # type: ignore[assignment]
+    __ne__ = _refuse("equality")  # type: ignore[assignment]
+    __hash__ = object.__hash__
+
+
+class _Clean(ast.NodeTransformer):
+    """Drops annotations and foreign decorators; turns every import into a binding of stubs."""
+
+    def _function(self, node: Any) -> Any:
+        node.returns = None
+        for arg in itertools.chain(node.args.posonlyargs, node.args.args, node.args.kwonlyargs,
+                                   filter(None, [node.args.vararg, node.args.kwarg])):
+            arg.annotation = None
+        node.decorator_list = [d for d in node.decorator_list if _last_name(d) in KEPT_DECORATORS]
+        for decorator in node.decorator_list:
+            if _last_name(decorator) == "cached_property":
+                node.decorator_list = [ast.copy_location(ast.Name("property", ast.Load()), node)]
+        return self.generic_visit(node)
+
+    visit_FunctionDef = visit_AsyncFunctionDef = _function
+
+    def visit_ClassDef(self, node: ast.ClassDef) -> Any:
+        node.decorator_list = []
+        node.keywords = []
+        node.bases = [base for base in node.bases if not isinstance(base, ast.Subscript)]
+        return self.generic_visit(node)
+
+    def visit_AnnAssign(self, node: ast.AnnAssign) -> Any:
+        self.generic_visit(node)
+        if node.value is None:
+            return ast.copy_location(ast.Pass(), node)
+        return ast.copy_location(ast.Assign([node.target], node.value), node)
+
+    def _import(self, node: Any) -> Any:
+        out = []
+        for alias in node.names:
+            bound = alias.asname or alias.name.split(".")[0]
+            dotted = alias.name if isinstance(node, ast.Import) else "%s.%s" % (node.module or "", alias.name)
+            call = ast.Call(ast.Name("__dflash_import__", ast.Load()), [ast.Constant(dotted), ast.Constant(bound)], [])
+            out.append(ast.copy_location(ast.Assign([ast.Name(bound, ast.Store())], call), node))
+        return [ast.fix_missing_locations(item) for item in out]
+
+    visit_Import = visit_ImportFrom = _import
+
+
+def _last_name(node: ast.AST) -> str:
+    if isinstance(node, ast.Call):
+        node = node.func
+    return node.attr if isinstance(node, ast.Attribute) else getattr(node, "id", "")
+
+
+def names_in(node: ast.AST) -> Set[str]:
+    """Plain names that a piece of code reads."""
+    return {item.id for item in ast.walk(node) if isinstance(item, ast.Name)}
+
+
+class Source:
+    """One parsed file: finds definitions, cuts them with what they need, and loads the cut."""
+
+    def __init__(self, text: str, path: str, known: Optional[Dict[str, Any]] = None) -> None:
+        self.path = path
+        self.known = dict(known or {})
+        self.tree = ast.parse(text, path)
+        self.top: Dict[str, ast.stmt] = {}
+        for stmt in self.tree.body:
+            for name in _binds(stmt):
+                self.top[name] = stmt
+
+    def find(self, name: str) -> ast.stmt:
+        if name not in self.top:
+            raise NotFound("%s has no %s" % (self.path, name))
+        return self.top[name]
+
+    def method(self, cls: str, name: str) -> ast.FunctionDef:
+        for item in getattr(self.find(cls), "body", []):
+            if isinstance(item, ast.FunctionDef) and item.name == name:
+                return item
+        raise NotFound("%s has no %s.%s" % (self.path, cls, name))
+
+    def functions(self) -> Iterable[Tuple[Optional[str], ast.FunctionDef]]:
+        """Every function with the name of its class (None at the top)."""
+        for stmt in self.tree.body:
+            if isinstance(stmt, ast.FunctionDef):
+                yield None, stmt
+            elif isinstance(stmt, ast.ClassDef):
+                for item in stmt.body:
+                    if isinstance(item, ast.FunctionDef):
+                        yield stmt.name, item
+
+    def load(self, wanted: Iterable[str], extra: str = "", only: Optional[Dict[str, Set[str]]] = None) -> Dict[str, Any]:
+        """Run the definitions of ``wanted`` and, transitively, of the names of this file that they use.
+
+        ``only`` narrows classes to some methods (and those they call on ``self``).  Assignments at the top
+        that fail on stubs leave a stub behind.  ``extra`` is code added at the end.
+        """
+        keep: List[ast.stmt] = []
+        todo = list(wanted)
+        seen: Set[str] = set()
+        while todo:
+            name = todo.pop()
+            stmt = self.top.get(name)
+            if name in seen or stmt is None:
+                continue
+            seen.add(name)
+            if only and name in only and isinstance(stmt, ast.ClassDef):
+                stmt = _narrow(stmt, only[name], set(self.top))
+            if not any(getattr(stmt, "lineno", 0) == getattr(kept, "lineno", -1) for kept in keep):
+                keep.append(stmt)
+            todo.extend(names_in(stmt) & set(self.top))
+        keep.sort(key=lambda stmt: stmt.lineno)
+        space: Dict[str, Any] = {
+            "__name__": "cut", "__builtins__": {n: getattr(builtins, n) for n in ALLOWED_BUILTINS if hasattr(builtins, n)},
+            "__dflash_import__": self._import, "__loose__": Loose, "print": Stub("print"),
+        }
+        for stmt in keep + (ast.parse(extra).body if extra else []):
+            self.run(stmt, space)
+        return space
+
+    def _import(self, dotted: str, bound: str) -> Any:
+        for key in (dotted, bound):
+            if key in self.known:
+                return self.known[key]
+        head, _sep, tail = dotted.partition(".")
+        if head in REAL_MODULES:
+            return getattr(REAL_MODULES[head], tail, Stub(bound)) if tail else REAL_MODULES[head]
+        return Stub(bound)
+
+    def run(self, stmt: ast.stmt, space: Dict[str, Any]) -> None:
+        """Execute one statement of this file in ``space``; names that nobody bound become stubs."""
+        clean = ast.Module(body=[copy.deepcopy(stmt)], type_ignores=[])
+        clean = ast.fix_missing_locations(_Clean().visit(clean))
+        for name in names_in(clean) - set(space):
+            if name not in space["__builtins__"] and name not in self.top:
+                space[name] = self.known.get(name, Stub(name))
+        try:
+            exec(compile(clean, self.path, "exec"), space)  # the purpose of this child
+        except Undecided:
+            for name in _binds(stmt):
+                space[name] = Stub(name)
+
+
+def _binds(stmt: ast.stmt) -> List[str]:
+    if isinstance(stmt, (ast.FunctionDef, ast.ClassDef, ast.AsyncFunctionDef)):
+        return [stmt.name]
+    if isinstance(stmt, ast.Assign):
+        return [target.id for target in stmt.targets if isinstance(target, ast.Name)]
+    if isinstance(stmt, ast.AnnAssign) and isinstance(stmt.target, ast.Name):
+        return [stmt.target.id]
+    if isinstance(stmt, (ast.Import, ast.ImportFrom)):
+        return [alias.asname or alias.name.split(".")[0] for alias in stmt.names]
+    if isinstance(stmt, (ast.If, ast.Try)):
+        return [name for item in ast.iter_child_nodes(stmt) if isinstance(item, ast.stmt) for name in _binds(item)]
+    return []
+
+
+def _narrow(cls: ast.ClassDef, methods: Set[str], here: Set[str]) -> ast.ClassDef:
+    """The class with some methods, those they reach, its simple assignments and its bases of this file."""
+    by_name: Dict[str, List[ast.stmt]] = {}
+    for item in cls.body:
+        if isinstance(item, (ast.FunctionDef, ast.AsyncFunctionDef)):
+            by_name.setdefault(item.name, []).append(item)
+    todo, reached = list(methods), set()
+    while todo:
+        name = todo.pop()
+        if name in by_name and name not in reached:
+            reached.add(name)
+            for item in by_name[name]:
+                todo.extend(n.attr for n in ast.walk(item) if isinstance(n, ast.Attribute))
+    body = [item for item in cls.body
+            if isinstance(item, (ast.Assign, ast.AnnAssign)) or getattr(item, "name", None) in reached]
+    narrowed = ast.ClassDef(name=cls.name, bases=[], keywords=[], body=body or [ast.Pass()], decorator_list=[])
+    narrowed.bases = [base for base in cls.bases if isinstance(base, ast.Name) and base.id in here]
+    narrowed.bases.append(ast.Name("__loose__", ast.Load()))
+    if hasattr(cls, "type_params"):
+        narrowed.type_params = []
+    return ast.fix_missing_locations(ast.copy_location(narrowed, cls))
+
+
+# ------------------------------------------------------------------ following a value
+
+def _key(node: ast.AST) -> Optional[str]:
+    """``name`` or ``self.name`` as one string; None for other expressions."""
+    if isinstance(node, ast.Name):
+        return node.id
+    if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name):
+        return "%s.%s" % (node.value.id, node.attr)
+    return None
+
+
+def _reads(node: ast.AST) -> Set[str]:
+    return {key for key in (_key(item) for item in ast.walk(node)) if key}
+
+
+def backward(body: List[ast.stmt], wanted: Set[str]) -> List[ast.stmt]:
+    """The statements that decide the values of ``wanted`` (plain names and attributes of names), in order."""
+    while True:
+        before = len(wanted)
+        kept = _filter(body, wanted)
+        for stmt in kept:
+            wanted |= _reads(stmt)
+        if len(wanted) == before:
+            return kept
+
+
+def _filter(body: List[ast.stmt], wanted: Set[str]) -> List[ast.stmt]:
+    out: List[ast.stmt] = []
+    for stmt in body:
+        if isinstance(stmt, (ast.Assign, ast.AnnAssign, ast.AugAssign)):
+            targets = stmt.targets if isinstance(stmt, ast.Assign) else [stmt.target]
+            flat = [part for target in targets for part in getattr(target, "elts", [target])]
+            if any(_key(target) in wanted for target in flat):
+                out.append(stmt)
+        elif isinstance(stmt, (ast.If, ast.For, ast.While, ast.With, ast.Try)):
+            fields = {name: _filter(getattr(stmt, name), wanted)
+                      for name in ("body", "orelse", "finalbody") if getattr(stmt, name, None)}
+            walrus = any(isinstance(item, ast.NamedExpr) and item.target.id in wanted for item in ast.walk(stmt))
+            if any(fields.values()) or (walrus and isinstance(stmt, ast.If)):
+                part = copy.copy(stmt)
+                for name, kept in fields.items():
+                    setattr(part, name, kept or ([ast.Pass()] if name == "body" else []))
+                out.append(ast.fix_missing_locations(part))
+        elif isinstance(stmt, (ast.Import, ast.ImportFrom)) and set(_binds(stmt)) & wanted:
+            out.append(stmt)
+    return out
+
+
+def calls(node: ast.AST, name: str) -> List[ast.Call]:
+    """Calls of ``name`` (plain or as an attribute) inside ``node``."""
+    return [item for item in ast.walk(node) if isinstance(item, ast.Call) and _last_name(item) == name]
