@@ -91,11 +91,12 @@ def checks() -> str:
         "A check is `{id, level, stage, status, expected, actual, hint, evidence}` with status "
         + ", ".join(f"`{word}`" for word in vocabulary.CHECK_STATUSES) + ".",
         "An id with `:object` names what was looked at, such as `ext.import:vllm._C`. *Required when* says under which",
-        "condition the check decides; otherwise it is advisory. *Settled by*: an `unknown` of this check does not count",
-        "where that other check passed on the same host.", "",
+        "condition the check decides; otherwise it is advisory. *Settled by*: an `unknown` of this check does not",
+        "count where that other check passed on the same host.", "",
     ]
     for stage in vocabulary.CHECK_STAGES:
-        lines += [f"### Stage {stage}", "", "| id | question | required when | settled by | remedy |", "|---|---|---|---|---|"]
+        lines += [f"### Stage {stage}", ""]
+        lines += ["| id | question | required when | settled by | remedy |", "|---|---|---|---|---|"]
         for name, entry in vocabulary.CHECKS.items():
             if entry["stage"] != stage:
                 continue

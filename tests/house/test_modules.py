@@ -47,9 +47,10 @@ def blocks(name: str) -> dict[str, str]:
     tree = ast.parse((house.REPO / f"plugins/modules/{name}.py").read_text())
     found = {}
     for node in tree.body:
-        if isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Name):
-            if isinstance(node.value, ast.Constant) and isinstance(node.value.value, str):
-                found[node.targets[0].id] = node.value.value
+        if not isinstance(node, ast.Assign) or not isinstance(node.targets[0], ast.Name):
+            continue
+        if isinstance(node.value, ast.Constant) and isinstance(node.value.value, str):
+            found[node.targets[0].id] = node.value.value
     return found
 
 

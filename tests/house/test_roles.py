@@ -20,7 +20,8 @@ SHARED = {
     "dflash_allow_unknown_vars", "dflash_proxy", "dflash_ca_bundle",
 }
 TYPES: dict[str, tuple[type, ...]] = {
-    "str": (str,), "path": (str,), "bool": (bool,), "int": (int,), "float": (float, int), "list": (list,), "dict": (dict,),
+    "str": (str,), "path": (str,), "bool": (bool,), "int": (int,), "float": (float, int), "list": (list,),
+    "dict": (dict,),
 }
 
 

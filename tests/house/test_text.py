@@ -11,8 +11,8 @@ import house
 
 #: Written in pieces, so that this file is not found by its own search.
 HOSTS = [".".join(parts) for parts in (
-    ("pypi", "org"), ("python" + "hosted", "org"), ("deb", "debian", "org"), ("npm" + "js", "org"), ("npm" + "js", "com"),
-    ("download", "pytorch", "org"),
+    ("pypi", "org"), ("python" + "hosted", "org"), ("deb", "debian", "org"), ("npm" + "js", "org"),
+    ("npm" + "js", "com"), ("download", "pytorch", "org"),
 )]
 MACHINE = ["/" + "/".join(parts) + "/" for parts in (
     ("work",), ("farm",), ("root",), ("opt", "wheels"), ("opt", "pypi"), ("opt", "pypi-more"), ("var", "tmp", "lab"),
