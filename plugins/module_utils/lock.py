@@ -194,7 +194,8 @@ def read_series(paths: Sequence[str]) -> List[Dict[str, str]]:
             what = "A patch of the series cannot be read: %s" % error.strerror
             raise DflashError(what, path, "Check vllm_source_series.") from None
         except UnicodeDecodeError:
-            raise DflashError("A patch of the series is not UTF-8 text", path, "Binary patches are not supported.") from None
+            what = "A patch of the series is not UTF-8 text"
+            raise DflashError(what, path, "Binary patches are not supported.") from None
         if not re.search(r"^(diff --git |--- )", text, re.MULTILINE):
             raise DflashError("A file of the series holds no patch", path, "Make it with git format-patch.")
         name = os.path.basename(path)
