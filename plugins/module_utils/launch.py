@@ -39,7 +39,8 @@ OWNED_SPECULATION = {
     "num_speculative_tokens": "dflash_serve_num_speculative_tokens",
 }
 OWNED_ENVIRONMENT = (
-    MARKER, "PATH", "HOME", "TMPDIR", "VLLM_RPC_BASE_PATH", "VLLM_CACHE_ROOT", "PYTHONPATH", "PYTHONHOME", "VIRTUAL_ENV",
+    MARKER, "PATH", "HOME", "TMPDIR", "VLLM_RPC_BASE_PATH", "VLLM_CACHE_ROOT", "PYTHONPATH", "PYTHONHOME",
+    "VIRTUAL_ENV",
 )
 SECRET_NAME = re.compile(r"(^|_)(TOKEN|API_?KEY|SECRET|PASSWORD|PASSWD|CREDENTIALS?)(_|$)", re.IGNORECASE)
 #: What a machine without GPU needs; dflash_serve_engine_args and dflash_serve_environment override it.
@@ -244,7 +245,8 @@ def _speculation(given: Mapping[str, Any], drafter_dir: str, k: int) -> Dict[str
             )
     if k < 1:
         raise DflashError(
-            "%d speculative tokens are none" % k, "dflash_serve_num_speculative_tokens", "Give 1 or more, or 0 for the default.",
+            "%d speculative tokens are none" % k, "dflash_serve_num_speculative_tokens",
+            "Give 1 or more, or 0 for the default.",
         )
     out = {key: given[key] for key in given if given[key] is not None}
     out.update({"method": "dflash", "model": drafter_dir, "num_speculative_tokens": k})
@@ -255,8 +257,8 @@ def _address(inputs: Mapping[str, Any]) -> Tuple[str, int]:
     host, port = str(inputs.get("dflash_serve_host") or "127.0.0.1"), inputs.get("dflash_serve_port")
     if isinstance(port, bool) or not isinstance(port, int) or not 1 <= port <= 65535:
         raise DflashError("%r is no TCP port" % (port,), "dflash_serve_port", "Give a number from 1 to 65535.")
-    open_to_all = not is_loopback(host)
-    if open_to_all and not inputs.get("dflash_serve_api_key_file") and not inputs.get("dflash_serve_allow_open_address"):
+    guarded = inputs.get("dflash_serve_api_key_file") or inputs.get("dflash_serve_allow_open_address")
+    if not guarded and not is_loopback(host):
         raise DflashError(
             "The server would answer anybody on %s, without an API key" % host, "dflash_serve_host",
             "Name a file in dflash_serve_api_key_file, or keep 127.0.0.1 behind a proxy, "

@@ -64,7 +64,9 @@ def read_env_file(path: str) -> Dict[str, str]:
         return parse_env_file(handle.read())
 
 
-def command(argv_json: Mapping[str, Any], deployment: str, inherited: Mapping[str, str]) -> Tuple[List[str], Dict[str, str]]:
+def command(
+    argv_json: Mapping[str, Any], deployment: str, inherited: Mapping[str, str],
+) -> Tuple[List[str], Dict[str, str]]:
     """The argument list and the whole environment of the server."""
     argv = [part.replace(DEPLOYMENT, deployment) for part in argv_json["argv"]]
     env = {name: inherited[name] for name in INHERITED if name in inherited}

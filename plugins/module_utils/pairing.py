@@ -314,10 +314,11 @@ def examine(
     """Everything that the two configurations say about the pair.
 
     ``k`` None or 0 means the default, block size - 1 (or what a speculators checkpoint proposes).
-    ``runner`` is v1, v2 or None (the pin decides).  ``message`` tells what stands against the pair, with the
-    numbers: what makes it impossible or, if nothing does, what is not known.  Returns ``{ok, checks, k, block_size, dialect,
+    ``runner`` is v1, v2 or None (the pin decides).  Returns ``{ok, checks, k, block_size, dialect,
     layer_types, window, target_layer_ids, taps, runner, needs, max_model_len, message}``; a value
     that is not stated is None.  ``needs`` holds words of ``v2_runner swa_uniform swa_mixed dflash2``.
+    ``message`` tells what stands against the pair, with the numbers: what makes it impossible or,
+    if nothing does, what is not known.
     """
     target = text_part(target_config)
     drafter = Drafter(drafter_config)
@@ -343,5 +344,6 @@ def examine(
         "ok": not standing, "checks": found, "k": wanted or default, "block_size": drafter.block_size,
         "dialect": drafter.dialect, "layer_types": drafter.layer_types, "window": drafter.window,
         "target_layer_ids": drafter.target_layer_ids, "taps": drafter.taps, "runner": serves, "needs": needs,
-        "max_model_len": drafter.max_positions, "message": "; ".join(checks.sentence(item) for item in impossible or standing),
+        "max_model_len": drafter.max_positions,
+        "message": "; ".join(checks.sentence(item) for item in impossible or standing),
     }

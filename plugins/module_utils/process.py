@@ -280,7 +280,10 @@ def remove_stale_shared_memory(uid: int, folder: str = SHM) -> List[str]:
         candidates = [e for e in os.scandir(folder) if e.name.startswith(SHM_PREFIX)]
     except OSError:
         return []
-    own = [e.name for e in candidates if e.is_file(follow_symlinks=False) and e.stat(follow_symlinks=False).st_uid == uid]
+    own = [
+        entry.name for entry in candidates
+        if entry.is_file(follow_symlinks=False) and entry.stat(follow_symlinks=False).st_uid == uid
+    ]
     if not own:
         return []
     used = mapped_shared_memory(folder)
