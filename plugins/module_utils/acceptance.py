@@ -332,3 +332,31 @@ def compare_text(items: Sequence[Mapping[str, Any]], seen: Measurement) -> check
         "expected": " ".join(wanted[max(0, place - 3):place + 5]), "found": " ".join(got[max(0, place - 3):place + 5]),
     }
     return checks.make("serving.text", "fail", expected, actual, evidence=evidence)
+
+
+def answer(options: Mapping[str, Any], key: Optional[str]) -> Dict[str, Any]:
+    """What ``dflash_acceptance`` returns, from its options.  Raises ``DflashError`` for unusable ones."""
+    base_url, k = options["base_url"], options["k"]
+    floor, origin = floor_of(
+        options["floor"], k, options.get("last_good"), options.get("published"), options["last_good_share"],
+        options["published_share"],
+    )
+    client = http.Client(base_url, key)
+    driver = Driver(
+        client, options.get("metrics_url") or client.base_url + "/metrics", options["served_name"], options["items"],
+        options["min_drafts"], options["budget_s"], options["concurrency"], options.get("request"),
+    )
+    seen = driver.run()
+    found = [judge(
+        options["check_id"], seen, floor=floor, origin=origin, min_drafts=options["min_drafts"], k=k, base_url=base_url,
+    )]
+    if options["compare_text"]:
+        found.append(compare_text(options["items"], seen))
+    counters = seen.counters or metrics.Snapshot()
+    length = counters.acceptance_length
+    return {
+        "checks": found, "acceptance_length": None if length is None else round(length, 3),
+        "per_position": [round(rate, 3) for rate in counters.rates.values()], "drafts": int(counters.drafts or 0),
+        "draft_tokens": int(counters.draft_tokens), "accepted": int(counters.accepted), "requests": seen.requests,
+        "floor": {"value": floor, "origin": origin}, "foreign": seen.foreign, "seconds": seen.seconds,
+    }

@@ -110,6 +110,16 @@ def _own(handle: Any, begin: int, run: Mapping[str, Any]) -> Optional[int]:
     return place
 
 
+def tail(path: str, size: int = 16384) -> str:
+    """The end of a log, "" where there is none."""
+    try:
+        with open(path, "rb") as handle:
+            handle.seek(max(0, os.path.getsize(path) - size))
+            return handle.read().decode("utf-8", errors="replace")
+    except OSError:
+        return ""
+
+
 def plain(line: str) -> str:
     """A log line without its process and level marks."""
     return LEVEL.sub("", PREFIX.sub("", line.rstrip()))

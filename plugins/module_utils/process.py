@@ -68,6 +68,16 @@ def alive(pid: Optional[int], ticks: Optional[int], boot: Optional[str]) -> bool
     return found is not None and found.state not in ("Z", "X", "x") and found.start_ticks == int(ticks)
 
 
+def age(pid: int) -> Optional[float]:
+    """Seconds since the process started, or None when there is none; no clock change matters."""
+    ticks = start_ticks(pid)
+    if ticks is None:
+        return None
+    with open("/proc/uptime", encoding="ascii") as handle:
+        uptime = float(handle.read().split()[0])
+    return max(0.0, uptime - ticks / os.sysconf("SC_CLK_TCK"))
+
+
 def identity(pid: int) -> Optional[Dict[str, object]]:
     """``{pid, start_ticks, boot_id}`` of a process, or None when there is none."""
     ticks = start_ticks(pid)
