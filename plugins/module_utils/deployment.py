@@ -10,9 +10,9 @@ from __future__ import annotations
 
 import os
 import time
-from typing import Any, Dict, List, Mapping, Optional
+from typing import Any, Dict, List, Mapping, Optional, Tuple
 
-from ansible_collections.dflash.fleet.plugins.module_utils import schema
+from ansible_collections.dflash.fleet.plugins.module_utils import ids, launch, schema
 from ansible_collections.dflash.fleet.plugins.module_utils.errors import DflashError
 from ansible_collections.dflash.fleet.plugins.module_utils.files import read_json, switch_link, write_atomic, write_json
 
@@ -52,6 +52,23 @@ class Instance:
 def now() -> str:
     """UTC time to the second, as ISO 8601."""
     return time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
+
+
+def wanted(inputs: Mapping[str, Any], instance: Instance, release: Mapping[str, Any], models: Mapping[str, Any],
+           pair: Mapping[str, Any]) -> Tuple[str, Dict[str, str]]:
+    """``(deployment id, rendered files)`` of a release with these inputs and models.
+
+    ``models`` is ``{target, drafter}``, each with ``name``, ``revision`` and ``folder``; ``pair`` is what
+    ``pairing.examine`` says of them.  Raises ``DflashError`` for what must not be served.
+    """
+    rendered = launch.render(
+        inputs, root=instance.root, instance=instance.name,
+        release_dir=os.path.join(instance.root, "releases", release["release_id"]),
+        layer_dir=os.path.join(instance.root, "layers", release["layer_id"]),
+        target_dir=models["target"]["folder"], drafter_dir=models["drafter"]["folder"], k=pair["k"],
+        served_name=inputs["dflash_serve_served_model_name"] or models["target"]["name"], runner=pair["runner"])
+    revisions = {role: "%s@%s" % (model["name"], model["revision"]) for role, model in models.items()}
+    return ids.deployment_id(release["release_id"], rendered, revisions, instance.name), rendered
 
 
 def edited(folder: str, rendered: Mapping[str, str]) -> List[str]:

@@ -148,6 +148,13 @@ def port_holder(address: str, port: int) -> Optional[str]:
             return "pid %d (%s)" % (pids[0], _text("/proc/%d/comm" % pids[0]).strip())
 
 
+def free_port() -> int:
+    """A TCP port of the loopback address that nobody holds now, for a server that lives for minutes."""
+    with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
 def compute_capabilities() -> List[str]:
     """Compute capabilities that nvidia-smi reports, one a GPU; empty without driver."""
     tool = shutil.which("nvidia-smi")

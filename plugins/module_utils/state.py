@@ -12,9 +12,9 @@ import os
 from typing import Any, Dict, List, Mapping, Optional, Tuple
 
 from ansible_collections.dflash.fleet.plugins.module_utils import (
-    accounts, checks, host, http, ids, launch, models, pairing, plan, process, record,
+    accounts, checks, host, http, ids, models, pairing, plan, process, record,
 )
-from ansible_collections.dflash.fleet.plugins.module_utils.deployment import Instance, edited
+from ansible_collections.dflash.fleet.plugins.module_utils.deployment import Instance, edited, wanted
 from ansible_collections.dflash.fleet.plugins.module_utils.errors import DflashError
 from ansible_collections.dflash.fleet.plugins.module_utils.files import read_json
 
@@ -106,11 +106,11 @@ def assess(inputs: Mapping[str, Any], instance_name: str, pin: Mapping[str, Any]
         "models": pair_of, "current": current, "previous": instance.pointed("previous"),
         "proof": instance.proof(current), "release": None, "build": None, "deployment_id": "", "rendered": None,
         "judged": plan.judged(inputs, canary, prompts), "host": host.identity(),
-        "process": read_json(os.path.join(instance.path, "run.json")) or {},
+        "process": read_json(os.path.join(instance.path, "run.json")) or {}, "free_port": host.free_port(),
     }
     causes = _bytes(answer, root, build_id, requirements)
     if answer["release"]:
-        _render(answer, inputs, root, instance_name)
+        answer["deployment_id"], answer["rendered"] = wanted(inputs, instance, answer["release"], pair_of, pair)
         causes += _inputs(answer, instance, staged)
     if not causes:
         causes += _process(answer, inputs)
@@ -132,18 +132,6 @@ def _bytes(answer: Dict[str, Any], root: str, build_id: str, requirements: str) 
     if not found and answer["build"] is None:
         found = "release %s lost its build manifest" % release["release_id"]
     return [cause("bytes", found)] if found else []
-
-
-def _render(answer: Dict[str, Any], inputs: Mapping[str, Any], root: str, instance_name: str) -> None:
-    release, pair_of = answer["release"], answer["models"]
-    answer["rendered"] = launch.render(
-        inputs, root=root, instance=instance_name,
-        release_dir=os.path.join(root, "releases", release["release_id"]),
-        layer_dir=os.path.join(root, "layers", release["layer_id"]),
-        target_dir=pair_of["target"]["folder"], drafter_dir=pair_of["drafter"]["folder"], k=answer["pair"]["k"],
-        served_name=inputs["dflash_serve_served_model_name"] or pair_of["target"]["name"])
-    revisions = {role: "%s@%s" % (model["name"], model["revision"]) for role, model in pair_of.items()}
-    answer["deployment_id"] = ids.deployment_id(release["release_id"], answer["rendered"], revisions, instance_name)
 
 
 def _inputs(answer: Dict[str, Any], instance: Instance, staged: Mapping[str, Any]) -> List[Dict[str, str]]:

@@ -57,10 +57,6 @@ options:
     description: The drafter, for V(stage).
     type: dict
     default: {}
-  k:
-    description: Draft tokens per step, for V(stage).
-    type: int
-    default: 0
   checks:
     description: Checks of all stages, for V(prove).
     type: list
@@ -122,7 +118,7 @@ from typing import Any, Dict
 
 from ansible.module_utils.basic import AnsibleModule
 
-from ansible_collections.dflash.fleet.plugins.module_utils import checks, deployment, host, ids, launch, models
+from ansible_collections.dflash.fleet.plugins.module_utils import checks, deployment, host, models, pairing
 from ansible_collections.dflash.fleet.plugins.module_utils.errors import DflashError
 from ansible_collections.dflash.fleet.plugins.module_utils.files import read_json
 from ansible_collections.dflash.fleet.plugins.module_utils.state import located
@@ -131,25 +127,21 @@ from ansible_collections.dflash.fleet.plugins.module_utils.state import located
 def stage(instance: deployment.Instance, given: Dict[str, Any], write: bool) -> Dict[str, Any]:
     """Render and write; the id is a function of what is written."""
     inputs, release = given["inputs"], given["release"]
-    pair = {}
+    pair_of = {}
     for role in ("target", "drafter"):
         model = located(given[role], instance.root, None)
-        pair[role] = dict(models.describe(model["folder"], model["name"], dict(model, path=model["folder"])),
-                          revision=model["revision"])
-    rendered = launch.render(
-        inputs, root=instance.root, instance=instance.name,
-        release_dir=os.path.join(instance.root, "releases", release["release_id"]),
-        layer_dir=os.path.join(instance.root, "layers", release["layer_id"]),
-        target_dir=pair["target"]["path"], drafter_dir=pair["drafter"]["path"], k=given["k"],
-        served_name=inputs["dflash_serve_served_model_name"] or pair["target"]["name"])
-    revisions = {role: "%s@%s" % (model["name"], model["revision"]) for role, model in pair.items()}
-    name = ids.deployment_id(release["release_id"], rendered, revisions, instance.name)
+        seen = models.listing(model["folder"])
+        pair_of[role] = {"name": model["name"], "revision": model["revision"], "path": model["path"],
+                         "folder": model["folder"], "stat": seen, "config": model["config"]}
+    pair = pairing.examine(pair_of["target"]["config"], pair_of["drafter"]["config"],
+                           inputs["dflash_serve_num_speculative_tokens"] or None, inputs["vllm_build_device"])
+    name, rendered = deployment.wanted(inputs, instance, release, pair_of, pair)
     if given["deployment"] and given["deployment"] != name:
         raise DflashError("the deployment staged is %s, not the %s that was planned" % (name, given["deployment"]),
                           instance.path, "run the deployment again")
-    changed = deployment.stage(instance, name, rendered, pair,
+    changed = deployment.stage(instance, name, rendered, pair_of,
                                os.path.join(instance.root, "releases", release["release_id"]), write)
-    return {"changed": changed, "deployment_id": name, "models": pair,
+    return {"changed": changed, "deployment_id": name, "models": pair_of, "taps": pair["taps"],
             "diff": {"before": "", "after": rendered["serve.yaml"]} if changed else {"before": "", "after": ""}}
 
 
@@ -196,7 +188,6 @@ def main() -> None:
         "release": {"type": "dict", "default": {}},
         "target": {"type": "dict", "default": {}},
         "drafter": {"type": "dict", "default": {}},
-        "k": {"type": "int", "default": 0},
         "checks": {"type": "list", "elements": "dict", "default": []},
         "acceptance": {"type": "dict", "default": {}},
         "judged": {"type": "str", "default": ""},
