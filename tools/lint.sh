@@ -5,6 +5,7 @@
 # Every linter, offline.  All of them run even if one fails; the last line is the result.
 set -u
 cd "$(dirname "$0")/.."
+export ANSIBLE_HOME="$PWD/.cache/ansible" # nothing is left in the home folder
 export PATH="$PWD/.venv/bin:$PATH" ANSIBLE_CONFIG="$PWD/ansible.cfg" PYTHONDONTWRITEBYTECODE=1 NO_COLOR=1
 utils=collections/ansible_collections/dflash/fleet/plugins/module_utils
 failed=()

@@ -4,9 +4,11 @@
 #
 # Makes .venv from the lock and picks this clone's port.  Installs nothing outside the clone.
 # PYTHON=path names the interpreter; without it the first usable one of 3.11 or newer is taken.
+# DFLASH_VENV=folder names another folder than .venv.
 # A second call with nothing to do ends in a few milliseconds.
 set -eu
 cd "$(dirname "$0")/.."
+venv=${DFLASH_VENV:-.venv}
 exec 9<pyproject.toml
 flock 9 # two runs in one clone take turns
 
@@ -43,9 +45,9 @@ lock_for() { # 3.11 takes one ansible-core, 3.12 and newer another
     esac
 }
 
-stamp=.venv/.dflash-setup
+stamp=$venv/.dflash-setup
 done_already() {
-    [ -f "$stamp" ] && [ -x .venv/bin/python ] || return 1
+    [ -f "$stamp" ] && [ -x "$venv/bin/python" ] || return 1
     local lock hash wanted place
     { read -r lock hash && read -r wanted && read -r place; } <"$stamp" || return 1
     [ "$place" = "$PWD" ] && [ -f "$lock" ] && [ "$(sha256sum <"$lock")" = "$hash  -" ] || return 1
@@ -58,13 +60,13 @@ if ! done_already; then
     lock=$(lock_for "$version")
     "$python" -c 'import ensurepip, venv' >/dev/null 2>&1 ||
         die "$python cannot make virtual environments. Fix: apt-get install python$version-venv"
-    echo "setup: making .venv with $python ($version) from $lock"
-    rm -rf .venv
-    "$python" -m venv .venv || die "could not make .venv with $python."
-    .venv/bin/python -m pip install -qq --disable-pip-version-check --no-input \
+    echo "setup: making $venv with $python ($version) from $lock"
+    rm -rf "$venv"
+    "$python" -m venv "$venv" || die "could not make $venv with $python."
+    "$venv/bin/python" -m pip install -qq --disable-pip-version-check --no-input \
         --require-hashes --no-deps --only-binary :all: -r "$lock" ||
         die "the packages of $lock could not be installed. Fix: check the network and pip's configuration, then run it again"
-    .venv/bin/python -m pip check >/dev/null || die "$lock is not consistent: $(.venv/bin/python -m pip check | head -n 1)"
+    "$venv/bin/python" -m pip check >/dev/null || die "$lock is not consistent: $("$venv/bin/python" -m pip check | head -n 1)"
     # The place counts too: scripts in a virtual environment do not survive a move of the clone.
     printf '%s %s\n%s\n%s\n' "$lock" "$(sha256sum <"$lock" | cut -d ' ' -f 1)" "$python" "$PWD" >"$stamp"
 fi
@@ -72,7 +74,7 @@ fi
 local=inventory/group_vars/all/local.yml
 if ! grep -q '^dflash_serve_port:' "$local" 2>/dev/null; then
     mkdir -p "${local%/*}"
-    .venv/bin/python tools/free_port.py >"$local.new"
+    "$venv/bin/python" tools/free_port.py >"$local.new"
     [ ! -f "$local" ] || grep -vx -e --- "$local" >>"$local.new" || true
     mv "$local.new" "$local"
 fi
