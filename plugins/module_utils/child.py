@@ -147,8 +147,6 @@ def run(python: str, program: Sequence[ModuleType], payload: Any, *, user: Optio
         timed_out = True
         _kill_group(process.pid)
         out, err = process.communicate()
-    finally:
-        _kill_group(process.pid)
     try:
         value = json.loads(out.decode("utf-8", "replace")) if out and not timed_out else None
     except ValueError:

@@ -235,7 +235,8 @@ class Source:
                 continue
             seen.add(name)
             if only and name in only and isinstance(stmt, ast.ClassDef):
-                stmt = _narrow(stmt, only[name], set(self.top))
+                classes = {key for key, value in self.top.items() if isinstance(value, ast.ClassDef)}
+                stmt = _narrow(stmt, only[name], classes)
             if not any(getattr(stmt, "lineno", 0) == getattr(kept, "lineno", -1) for kept in keep):
                 keep.append(stmt)
             todo.extend(names_in(stmt) & set(self.top))
@@ -249,6 +250,7 @@ class Source:
         return space
 
     def _import(self, dotted: str, bound: str) -> Any:
+        LOG.append(("import", (dotted,), {}))
         for key in (dotted, bound):
             if key in self.known:
                 return self.known[key]

@@ -1,0 +1,125 @@
+# Copyright The dflash.fleet authors
+# SPDX-License-Identifier: Apache-2.0
+"""The proof of a build: all checks of the build stage for a source tree or an installation, cheapest first."""
+
+from __future__ import annotations
+
+import os
+from typing import Any, Dict, List, Mapping, NamedTuple, Optional, Tuple
+
+from ansible_collections.dflash.fleet.plugins.module_utils import (
+    capabilities,
+    checks,
+    child,
+    completeness,
+    extensions,
+    files,
+    identity,
+    loading,
+    probe_site,
+    record,
+)
+from ansible_collections.dflash.fleet.plugins.module_utils.errors import DflashError
+
+
+class Wish(NamedTuple):
+    """What the deployment wants of a build.  Capabilities are required only for a drafter that is named."""
+
+    drafter: Optional[capabilities.Drafter] = None
+    speculative_config: Mapping[str, Any] = {}
+    device: str = "cpu"
+    runner: str = "auto"
+    manifest: Optional[Mapping[str, Any]] = None
+    user: Optional[str] = None
+    deadline: float = 120.0
+    level: str = "required"
+
+
+def load_drafter(folder: Optional[str]) -> Optional[capabilities.Drafter]:
+    """The drafter in a folder with ``config.json``; None for no folder.  Raises ``DflashError``."""
+    if not folder:
+        return None
+    path = os.path.join(folder, "config.json")
+    raw = files.read_json(path)
+    if not isinstance(raw, dict):
+        raise DflashError("There is no readable config.json of a drafter.", path, "Name the folder of a DFlash checkpoint.")
+    return capabilities.read_drafter(raw)
+
+
+def inspect_tree(tree: str, wish: Wish = Wish()) -> Tuple[List[checks.Check], Dict[str, Any]]:
+    """Checks and identity of a folder that holds ``vllm/`` (a source tree, a clone or an unpacked wheel)."""
+    package = os.path.join(tree, "vllm")
+    if not os.path.isdir(package):
+        raise DflashError("There is no vllm package in the tree.", tree, "Name the folder that holds vllm/.")
+    python = child.any_python(wish.user)
+    installed = [item for item in record.distributions(tree) if completeness.is_vllm(item.name)]
+    said = identity.of_site(tree, installed[0]) if installed else identity.of_tree(tree)
+    found = identity.judge(said, wish.manifest, None, wish.level)
+    compiled = extensions.present(package)
+    if compiled or wish.manifest:
+        found += completeness.binaries(package, compiled, _expected(tree, said, wish), wish.device, None, wish.level)
+    if installed:
+        found.append(completeness.by_record(tree, installed[0], wish.level))
+        found.append(completeness.extra_files(tree, [installed[0].folder], wish.level))
+    found += _capabilities(package, python, wish)
+    return found, said
+
+
+def inspect_release(path: str, wish: Wish = Wish()) -> Tuple[List[checks.Check], Dict[str, Any]]:
+    """Checks and identity of a release folder: a venv over a layer, with their manifests."""
+    site = record.site_packages(path)
+    python = os.path.join(path, "venv", "bin", "python")
+    if site is None or not os.path.lexists(python):
+        raise DflashError("There is no installed release.", path, "Install the release first.")
+    release = files.read_json(os.path.join(path, "manifest.json"))
+    return _inspect(python, site, release if isinstance(release, dict) else {}, path, wish)
+
+
+def inspect_python(python: str, wish: Wish = Wish()) -> Tuple[List[checks.Check], Dict[str, Any]]:
+    """Checks and identity of the vLLM that an interpreter finds."""
+    if not os.path.exists(python):
+        raise DflashError("There is no such interpreter.", python, "Name a python of a venv that holds vllm.")
+    return _inspect(python, None, None, None, wish)
+
+
+def _inspect(python: str, site: Optional[str], release: Optional[Mapping[str, Any]], root: Optional[str],
+             wish: Wish) -> Tuple[List[checks.Check], Dict[str, Any]]:
+    level = wish.level
+    outcome = child.run(python, [probe_site], {}, user=wish.user, deadline=wish.deadline)
+    seen = outcome.value if outcome.ok else None
+    if site is None:
+        if seen is None:
+            raise DflashError("The interpreter gives no answer: %s." % outcome.reason, python,
+                              "Name an interpreter that the account %r can run." % (wish.user or child.DEFAULT_USER))
+        site = completeness.site_of(seen) or (seen["site"][0] if seen["site"] else os.path.dirname(python))
+    package = os.path.join(site, "vllm")
+    installed = [item for item in record.distributions(site) if completeness.is_vllm(item.name)]
+    said = dict(identity.of_site(site, installed[0] if installed else None), python=(seen or {}).get("version"))
+    found = identity.judge(said, wish.manifest, release, level)
+    found.append(completeness.distribution(site, installed, seen, outcome.reason, level))
+    compiled = extensions.present(package)
+    layer = completeness.layer_folder(root, release)
+    torch_cuda = completeness.torch_cuda([item for item in (record.site_packages(layer) if layer else None, site) if item])
+    found += completeness.binaries(package, compiled, _expected(site, said, wish), wish.device, torch_cuda, level)
+    found += completeness.others(site, installed, seen, layer, level)
+    found += _capabilities(package, python if seen else child.any_python(wish.user), wish)
+    found += loading.examine(python, package, compiled, _expected(site, said, wish), wish.device, user=wish.user,
+                            deadline=wish.deadline, level=level)
+    return found, said
+
+
+def _capabilities(package: str, python: str, wish: Wish) -> List[checks.Check]:
+    required = capabilities.required_ids(package, wish.device, wish.drafter, wish.speculative_config, wish.runner)
+    return capabilities.examine(package, python, wish.drafter, required, user=wish.user, deadline=wish.deadline)
+
+
+def _expected(folder: str, said: Mapping[str, Any], wish: Wish) -> List[extensions.Expected]:
+    """Expected extensions: by the build's manifest, else by the source beside the package, else by the release's number."""
+    listed = (wish.manifest or {}).get("extensions")
+    if listed:
+        return [extensions.Expected(item["module"], bool(item.get("required", True))) for item in listed]
+    setup = os.path.join(folder, "setup.py")
+    if os.path.isfile(setup):
+        with open(setup, encoding="utf-8", errors="replace") as handle:
+            return extensions.from_setup(handle.read(), wish.device)
+    return extensions.from_release(said["package_version"] or said["version"] or "", wish.device)
