@@ -71,6 +71,16 @@ def wanted(inputs: Mapping[str, Any], instance: Instance, release: Mapping[str, 
     return ids.deployment_id(release["release_id"], rendered, revisions, instance.name), rendered
 
 
+def serving(instance: Instance, deployment: str) -> Dict[str, Any]:
+    """How a staged deployment is reached and what it must show: ``{base_url, served_name, taps, k}``; empty without one."""
+    argv = read_json(os.path.join(instance.folder(deployment), "argv.json")) if deployment else None
+    staged = read_json(os.path.join(instance.folder(deployment), "models.json")) if deployment else None
+    if not isinstance(argv, dict) or not isinstance(staged, dict):
+        return {}
+    return {"base_url": argv["base_url"], "served_name": argv["served_name"], "taps": staged["taps"], "k": staged["k"],
+            "target": staged["target"]["revision"], "drafter": staged["drafter"]["revision"]}
+
+
 def edited(folder: str, rendered: Mapping[str, str]) -> List[str]:
     """Names of rendered files whose text on the host is not what was rendered."""
     wrong = []

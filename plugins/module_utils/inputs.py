@@ -10,6 +10,7 @@ from __future__ import annotations
 import difflib
 import json
 import os
+import re
 from typing import Any, Dict, Iterable, List, Mapping, Sequence, Tuple
 
 Option = Mapping[str, Any]
@@ -182,8 +183,8 @@ def apply_instance(values: Dict[str, Any], declared: Mapping[str, Option]) -> Tu
         return values, "", ["dflash_instances must name exactly one instance in this version, not %d" % len(instances)]
     name, overrides = next(iter(instances.items()))
     errors: List[str] = []
-    if not name.replace("-", "").replace("_", "").isalnum() or len(name) > 16:
-        errors.append("instance name %r must be letters, digits, - and _, at most 16" % name)
+    if not re.match(r"^[a-z0-9][a-z0-9_-]{0,15}$", name):
+        errors.append("instance name %r must be at most 16 of a-z, 0-9, - and _" % name)
     if not isinstance(overrides, dict):
         return values, name, errors + ["dflash_instances.%s must be a mapping of variables" % name]
     merged = dict(values)

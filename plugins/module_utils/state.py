@@ -14,7 +14,7 @@ from typing import Any, Dict, List, Mapping, Optional, Tuple
 from ansible_collections.dflash.fleet.plugins.module_utils import (
     accounts, checks, host, http, ids, models, pairing, plan, process, record,
 )
-from ansible_collections.dflash.fleet.plugins.module_utils.deployment import Instance, edited, wanted
+from ansible_collections.dflash.fleet.plugins.module_utils.deployment import Instance, edited, serving, wanted
 from ansible_collections.dflash.fleet.plugins.module_utils.errors import DflashError
 from ansible_collections.dflash.fleet.plugins.module_utils.files import read_json
 
@@ -107,7 +107,9 @@ def assess(inputs: Mapping[str, Any], instance_name: str, pin: Mapping[str, Any]
         "proof": instance.proof(current), "release": None, "build": None, "deployment_id": "", "rendered": None,
         "judged": plan.judged(inputs, canary, prompts), "host": host.identity(),
         "process": read_json(os.path.join(instance.path, "run.json")) or {}, "free_port": host.free_port(),
+        "serving": serving(instance, current), "last_good": 0.0,
     }
+    answer["last_good"] = _last_good(answer, staged)
     causes = _bytes(answer, root, build_id, requirements)
     if answer["release"]:
         answer["deployment_id"], answer["rendered"] = wanted(inputs, instance, answer["release"], pair_of, pair)
@@ -120,6 +122,15 @@ def assess(inputs: Mapping[str, Any], instance_name: str, pin: Mapping[str, Any]
     answer["causes"] = causes
     answer["group"] = next((group for group, kinds in GROUPS if any(c["kind"] in kinds for c in causes)), "unchanged")
     return answer
+
+
+def _last_good(answer: Mapping[str, Any], staged: Mapping[str, Any]) -> float:
+    """Acceptance length that this pair had here with this K, or 0."""
+    proof = answer["proof"] or {}
+    same = all((staged.get(role) or {}).get("revision") == model["revision"] for role, model in answer["models"].items())
+    if not proof.get("ok") or not same or staged.get("k") != answer["pair"]["k"]:
+        return 0.0
+    return float(proof["acceptance"].get("acceptance_length") or 0.0)
 
 
 def _bytes(answer: Dict[str, Any], root: str, build_id: str, requirements: str) -> List[Dict[str, str]]:

@@ -107,10 +107,10 @@ release:
   description: Manifest of the release of the deployment gone back to, for V(revert).
   type: dict
   returned: when action is revert
-models:
-  description: Target and drafter of the deployment gone back to, for V(revert).
+serving:
+  description: How the deployment is reached and what it must show (base_url, served_name, taps, k).
   type: dict
-  returned: when action is revert
+  returned: when action is stage or revert
 """
 
 import os
@@ -139,9 +139,9 @@ def stage(instance: deployment.Instance, given: Dict[str, Any], write: bool) -> 
     if given["deployment"] and given["deployment"] != name:
         raise DflashError("the deployment staged is %s, not the %s that was planned" % (name, given["deployment"]),
                           instance.path, "run the deployment again")
-    changed = deployment.stage(instance, name, rendered, pair_of,
+    changed = deployment.stage(instance, name, rendered, dict(pair_of, taps=pair["taps"], k=pair["k"]),
                                os.path.join(instance.root, "releases", release["release_id"]), write)
-    return {"changed": changed, "deployment_id": name, "models": pair_of, "taps": pair["taps"],
+    return {"changed": changed, "deployment_id": name, "serving": deployment.serving(instance, name),
             "diff": {"before": "", "after": rendered["serve.yaml"]} if changed else {"before": "", "after": ""}}
 
 
@@ -155,15 +155,15 @@ def revert(instance: deployment.Instance, write: bool) -> Dict[str, Any]:
     return {
         "changed": True, "deployment_id": done["current"], "failed": done["failed"], "proof": proof,
         "release": read_json(os.path.join(folder, "release", "manifest.json")) if done["current"] else None,
-        "models": read_json(os.path.join(folder, "models.json")) if done["current"] else None,
+        "serving": deployment.serving(instance, done["current"]),
     }
 
 
 def prove(instance: deployment.Instance, given: Dict[str, Any], write: bool) -> Dict[str, Any]:
-    """Write the proof.  Checks of stages that did not run again are taken over from the proof before."""
+    """Write the proof.  Checks that did not run again are taken over from the proof before."""
     before = instance.proof(given["deployment"]) or {}
-    stages = {item["stage"] for item in given["checks"]}
-    kept = [item for item in before.get("checks", []) if item["stage"] not in stages]
+    again = {item["id"] for item in given["checks"]}
+    kept = [item for item in before.get("checks", []) if item["id"] not in again]
     found = checks.settle(kept + given["checks"])
     outcome = checks.result(found, given["accept_unknown"])
     proof = {
