@@ -4,12 +4,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import pwd
 import shutil
 import subprocess
 from dataclasses import dataclass
-from typing import Any, Dict, Iterable, List, Mapping, Optional, Sequence
+from typing import Any, Dict, Iterable, Iterator, List, Mapping, Optional, Sequence
 
 from ansible_collections.dflash.fleet.plugins.module_utils.errors import DflashError
 
@@ -76,6 +77,25 @@ def drop_to(account: Account) -> Dict[str, Any]:
 def owner_of(account: Account) -> Optional[tuple]:
     """``(uid, gid)`` to give a file to, or None where the file is the account's already."""
     return None if account.uid == os.geteuid() else (account.uid, account.gid)
+
+
+@contextlib.contextmanager
+def acting_as(account: Account) -> Iterator[None]:
+    """Files are made, read and renamed as ``account`` inside; a folder of its own then holds no trap for root."""
+    if account.uid == os.geteuid():
+        yield
+        return
+    groups = os.getgroups()
+    gid = os.getegid()
+    os.setgroups([])
+    os.setegid(account.gid)
+    os.seteuid(account.uid)
+    try:
+        yield
+    finally:
+        os.seteuid(0)
+        os.setegid(gid)
+        os.setgroups(groups)
 
 
 def make_folder(path: str, account: Optional[Account] = None, mode: int = 0o755) -> bool:

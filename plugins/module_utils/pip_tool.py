@@ -34,7 +34,9 @@ PASSED = (
 HELD_BACK = ("PIP_TARGET", "PIP_PREFIX", "PIP_ROOT", "PIP_USER", "PIP_PYTHON", "PIP_LOG", "PIP_CACHE_DIR",
              "PIP_CONFIG_FILE", "PIP_REQUIRE_VIRTUALENV", "PIP_QUIET", "PIP_VERBOSE", "PIP_SRC", "PIP_REPORT")
 #: pip sections and git settings of the caller that say how to reach servers.
-GIT_PASSED = re.compile(r"^(http\.(.*\.)?(proxy|sslcainfo|sslcapath|sslverify|version)|url\..*\.insteadof)$", re.IGNORECASE)
+GIT_PASSED = re.compile(
+    r"^(http\.(.*\.)?(proxy|sslcainfo|sslcapath|sslverify|version)|url\..*\.insteadof)$", re.IGNORECASE,
+)
 
 
 def passed_environment(environ: Mapping[str, str]) -> Dict[str, str]:
@@ -188,7 +190,7 @@ def install_pip(run: Runner, folder: str, python: str) -> List[str]:
         if needed:
             run([python, "-I", "-m", "venv", home])
             requirements = home + ".txt"
-            run_as_file(requirements, "pip==%s --hash=sha256:%s\n" % (VERSION, SHA256), run)
+            write_as(requirements, "pip==%s --hash=sha256:%s\n" % (VERSION, SHA256), run)
             code = run([*command, "install", "--quiet", "--no-deps", "--require-hashes", "--only-binary", ":all:",
                         "--requirement", requirements], check=False)
             if code:
@@ -196,14 +198,14 @@ def install_pip(run: Runner, folder: str, python: str) -> List[str]:
                 found = tuple(int(part) for part in re.findall(r"\d+", version)[:2])
                 if found < OLDEST:
                     raise DflashError(
-                        "pip %s cannot be fetched, and the pip %s that comes with Python is too old" % (VERSION, version),
+                        "pip %s cannot be fetched and Python's own pip %s is too old" % (VERSION, version),
                         "vllm_toolchain_python", "Check pip's configuration on the host, or use a newer Python.",
                     )
                 run.say("pip %s is not to be had; using pip %s" % (VERSION, version))
     return command
 
 
-def run_as_file(path: str, text: str, run: Runner) -> None:
+def write_as(path: str, text: str, run: Runner) -> None:
     """A small file for a command to read, written by the account that runs the commands."""
     if not run.drop:
         write_atomic(path, text)

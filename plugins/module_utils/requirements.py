@@ -114,7 +114,8 @@ def pyproject_requires(path: str) -> List[str]:
     except OSError:
         raise DflashError("The source tree says nowhere what its build needs", path) from None
     section = re.search(r"^\[build-system\]\s*$(.*?)(?=^\[|\Z)", text, re.MULTILINE | re.DOTALL)
-    listed = re.search(r"^requires\s*=\s*\[(.*?)^?\]\s*$", section.group(1), re.MULTILINE | re.DOTALL) if section else None
+    found = section.group(1) if section else ""
+    listed = re.search(r"^requires\s*=\s*\[(.*?)^?\]\s*$", found, re.MULTILINE | re.DOTALL)
     if not listed:
         raise DflashError("The source tree says nowhere what its build needs", path)
     body = re.sub(r"^\s*#.*$", "", listed.group(1), flags=re.MULTILINE)
@@ -144,11 +145,17 @@ def digest_of(item: Mapping[str, Any]) -> str:
     return str(digest)
 
 
-def lock_text(report: Mapping[str, Any], urls: Sequence[str] = ()) -> str:
-    """The lock: ``name==version --hash=sha256:...`` a line, sorted; extra indexes first."""
+def lock_text(report: Mapping[str, Any], urls: Sequence[str] = (), exclude: Iterable[str] = ()) -> str:
+    """The lock: ``name==version --hash=sha256:...`` a line, sorted; extra indexes first.
+
+    Excluded names stay out also where another package asks for them.
+    """
     lines = []
+    excluded = {normal_name(name) for name in exclude}
     for item in report.get("install", []):
         fields = item["metadata"]
+        if normal_name(fields["name"]) in excluded:
+            continue
         digest = digest_of(item)
         if not re.match(r"^[0-9a-f]{64}$", digest):
             raise DflashError(
@@ -172,16 +179,18 @@ def parse_lock(text: str) -> List[Dict[str, str]]:
     return out
 
 
-def resolve(run: Any, pip: Sequence[str], python: str, lines: Sequence[str], urls: Sequence[str], work: str) -> str:
+def resolve(run: Any, pip: Sequence[str], python: str, lines: Sequence[str], urls: Sequence[str], work: str,
+            exclude: Iterable[str] = ()) -> str:
     """Ask pip, without installing, which files satisfy ``lines`` for ``python``; gives the lock's text."""
     given, report = os.path.join(work, "requirements.in"), os.path.join(work, "report.json")
     write_atomic(given, "\n".join(lines) + "\n")
     run([*pip, "--python", python, "install", "--dry-run", "--ignore-installed", "--quiet", "--only-binary", ":all:",
          "--report", report, *index_options(urls), "--requirement", given])
     with open(report, encoding="utf-8") as handle:
-        return lock_text(json.load(handle), urls)
+        return lock_text(json.load(handle), urls, exclude)
 
 
-def cache_key(lines: Sequence[str], urls: Sequence[str], python: str, platform: str) -> str:
+def cache_key(lines: Sequence[str], urls: Sequence[str], python: str, platform: str, exclude: Iterable[str]) -> str:
     """Hash of all that a resolution depends on by itself: with equal inputs the lock is not made again."""
-    return short_hash({"lines": list(lines), "urls": list(urls), "python": python, "platform": platform})
+    return short_hash({"lines": list(lines), "urls": list(urls), "python": python, "platform": platform,
+                       "exclude": sorted(normal_name(name) for name in exclude)})
