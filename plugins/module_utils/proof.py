@@ -46,6 +46,14 @@ def load_drafter(folder: Optional[str]) -> Optional[capabilities.Drafter]:
     return capabilities.read_drafter(raw)
 
 
+def inspect(tree: Optional[str], python: Optional[str], release: Optional[str],
+            wish: Wish) -> Tuple[List[checks.Check], Dict[str, Any]]:
+    """Checks and identity of whichever of the three is given.  Raises ``DflashError`` for one that is not there."""
+    if tree:
+        return inspect_tree(tree, wish)
+    return inspect_release(release, wish) if release else inspect_python(str(python), wish)
+
+
 def inspect_tree(tree: str, wish: Wish = Wish()) -> Tuple[List[checks.Check], Dict[str, Any]]:
     """Checks and identity of a folder that holds ``vllm/`` (a source tree, a clone or an unpacked wheel)."""
     package = os.path.join(tree, "vllm")
