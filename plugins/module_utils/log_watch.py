@@ -22,36 +22,39 @@ TAIL = 256 << 10
 AUX = re.compile(r"Using (?:Eagle3 )?auxiliary layers from (speculative config|config|model): [\[(]([0-9, ]*)[\])]")
 PREFIX = re.compile(r"^\(([A-Za-z_]\w*)[^()]*? ?pid=(\d+)\) ")
 LEVEL = re.compile(r"^(?:DEBUG|INFO|WARNING|ERROR|CRITICAL) \d\d-\d\d \d\d:\d\d:\d\d \[[^\]]*\] ?")
+#: Lines that cannot be why a server died, and lines that may.
+HARMLESS = re.compile(r"(?:DEBUG|INFO|WARNING) \d\d-\d\d |" + re.escape(LOG_LINE))
+GRAVE = re.compile(r"(?:ERROR|CRITICAL) \d\d-\d\d ")
 ERROR = re.compile(r"^(?:[A-Za-z_][\w.]*\.)?[A-Z]\w*(?:Error|Exception|Interrupt)\b(?::|$)")
 
 #: Why servers die early: pattern, what it means, what mends it.  The first that matches anywhere wins.
 DEATHS: Tuple[Tuple[str, str, str], ...] = (
-    (r"dflash launcher cannot start .*", "The launcher could not start the server.", "Read the line."),
-    (r"mixed sliding/full (?:attention|dflash drafters?).*", "A drafter of mixed layers needs the V2 runner.",
+    (r"dflash launcher cannot start", "The launcher could not start the server.", "Read the line."),
+    (r"mixed sliding/full (?:attention|dflash drafters?)", "A drafter of mixed layers needs the V2 runner.",
      "Set VLLM_USE_V2_MODEL_RUNNER: '1' in dflash_serve_environment, or pin a vLLM where it is the default."),
-    (r"Model Runner V2 requires Triton.*", "The V2 runner needs Triton, which this host has not.",
+    (r"Model Runner V2 requires Triton", "The V2 runner needs Triton, which this host has not.",
      "Serve an all-full or all-sliding drafter, or use a GPU host."),
-    (r".*[Aa]ddress already in use.*", "Another process holds the port.",
+    (r"[Aa]ddress already in use", "Another process holds the port.",
      "Stop it, or choose another dflash_serve_port."),
-    (r".*Free memory on device.*less than desired.*", "The GPU's memory is in use by somebody else.",
+    (r"Free memory on device.*less than desired", "The GPU's memory is in use by somebody else.",
      "Find the holder with nvidia-smi, or lower gpu-memory-utilization."),
-    (r".*(?:OutOfMemoryError|CUDA out of memory).*", "The GPU's memory does not suffice.",
+    (r"(?:OutOfMemoryError|CUDA out of memory)", "The GPU's memory does not suffice.",
      "Lower gpu-memory-utilization, max-model-len or max-num-seqs in dflash_serve_engine_args."),
-    (r".*No available memory for the cache blocks.*", "No memory is left for the key-value cache.",
+    (r"No available memory for the cache blocks", "No memory is left for the key-value cache.",
      "Raise gpu-memory-utilization, or VLLM_CPU_KVCACHE_SPACE on a CPU host."),
-    (r".*Unexpected keyword argument.*", "This vLLM does not know one of the configuration's keys.",
+    (r"Unexpected keyword argument", "This vLLM does not know one of the configuration's keys.",
      "Remove the key from dflash_serve_speculative_config, or pin a newer vLLM."),
-    (r".*unrecognized arguments?:.*", "This vLLM does not know one of the options.",
+    (r"unrecognized arguments?:", "This vLLM does not know one of the options.",
      "Remove it from dflash_serve_engine_args, or pin a newer vLLM."),
-    (r".*mat1 and mat2 shapes cannot be multiplied.*", "Drafter and target do not belong together.",
+    (r"mat1 and mat2 shapes cannot be multiplied", "Drafter and target do not belong together.",
      "Pair the drafter with the target it was trained for."),
-    (r".*operator torchvision::nms does not exist.*", "torchvision belongs to another torch.",
+    (r"operator torchvision::nms does not exist", "torchvision belongs to another torch.",
      "Leave torchvision out with vllm_release_exclude, or use the one made for the layer's torch."),
-    (r".*cannot open shared object file.*", "A library is missing on this host.",
+    (r"cannot open shared object file", "A library is missing on this host.",
      "Install the driver or toolkit that the line names, then deploy again."),
-    (r".*max_num_scheduled_tokens is set to.*", "A full batch of drafts does not fit into one step.",
+    (r"max_num_scheduled_tokens is set to", "A full batch of drafts does not fit into one step.",
      "Raise max-num-batched-tokens, or lower max-num-seqs or the number of speculative tokens."),
-    (r".*Permission denied.*", "The service account may not read or write something.",
+    (r"Permission denied", "The service account may not read or write something.",
      "Give the service account the right that the line names."),
 )
 
@@ -170,20 +173,14 @@ def first_error(text: str) -> Dict[str, str]:
 
     The end of a log only says that an engine died; what killed it stands further up.
     """
-    lines = [plain(line) for line in text.splitlines()]
+    lines = [plain(raw).strip() for raw in text.splitlines() if not HARMLESS.match(PREFIX.sub("", raw))]
     for pattern, meaning, fix in DEATHS:
-        compiled = re.compile(pattern)
-        for line in lines:
-            found = compiled.search(line)
-            if found and not line.startswith(LOG_LINE):
-                return {"line": line.strip()[:500], "meaning": meaning, "fix": fix}
-    for line in lines:
-        if ERROR.match(line.strip()):
-            return {"line": line.strip()[:500], "meaning": "", "fix": ""}
-    for raw, line in zip(text.splitlines(), lines):
-        if PREFIX.sub("", raw).startswith(("ERROR ", "CRITICAL ")):
-            return {"line": line.strip()[:500], "meaning": "", "fix": ""}
-    return {"line": "", "meaning": "", "fix": ""}
+        found = next((line for line in lines if re.search(pattern, line)), "")
+        if found:
+            return {"line": found[:500], "meaning": meaning, "fix": fix}
+    errors = [line for line in lines if ERROR.match(line)]
+    marked = [plain(raw).strip() for raw in text.splitlines() if GRAVE.match(PREFIX.sub("", raw))]
+    return {"line": (errors + marked + [""])[0][:500], "meaning": "", "fix": ""}
 
 
 def last_line(text: str) -> str:

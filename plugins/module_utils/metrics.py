@@ -21,7 +21,8 @@ RUNNING = "vllm:num_requests_running"
 WAITING = "vllm:num_requests_waiting"
 PREFIX_QUERIES = "vllm:prefix_cache_queries_total"
 PREFIX_HITS = "vllm:prefix_cache_hits_total"
-STARTED = "process_start_time_seconds"
+#: When the counter was made: another value means another process, even where the counts rose past the old ones.
+CREATED = "vllm:spec_decode_num_drafts_created"
 
 SAMPLE = re.compile(r"([A-Za-z_:][A-Za-z0-9_:]*)(?:\{(.*)\})?\s+(\S+)(?:\s+-?\d+)?\s*\Z")
 LABEL = re.compile(r'\s*([A-Za-z_][A-Za-z0-9_]*)\s*=\s*"((?:[^"\\]|\\.)*)"\s*,?')
@@ -63,7 +64,7 @@ class Snapshot:
     running: float = 0.0
     prefix_queries: float = 0.0
     prefix_hits: float = 0.0
-    started: Optional[float] = None
+    created: float = 0.0
     engines: int = 0
     is_vllm: bool = False
 
@@ -98,8 +99,8 @@ def parse(text: str) -> Snapshot:
             position = labels.get("position", "")
             if position.isdigit():
                 out.per_position[int(position)] = out.per_position.get(int(position), 0.0) + value
-        elif name == STARTED:
-            out.started = value
+        elif name == CREATED:
+            out.created += value
         elif name in sums:
             setattr(out, sums[name], getattr(out, sums[name]) + value)
     out.engines = len(engines)
@@ -108,11 +109,11 @@ def parse(text: str) -> Snapshot:
 
 def difference(before: Snapshot, after: Snapshot) -> Snapshot:
     """What happened between two moments.  Raises ``CounterReset`` when the server was started anew."""
-    if before.started is not None and after.started is not None and before.started != after.started:
-        raise CounterReset("the server was started anew")
+    if before.created != after.created:
+        raise CounterReset("its counters are new ones")
     out = Snapshot(
         drafts=None if after.drafts is None else after.drafts - (before.drafts or 0.0),
-        running=after.running, started=after.started, engines=after.engines, is_vllm=after.is_vllm,
+        running=after.running, created=after.created, engines=after.engines, is_vllm=after.is_vllm,
         per_position={
             pos: value - before.per_position.get(pos, 0.0) for pos, value in sorted(after.per_position.items())
         },

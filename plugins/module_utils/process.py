@@ -16,7 +16,8 @@ from typing import Callable, Dict, Iterable, List, NamedTuple, Optional, Set, Tu
 #: The environment variable that every process of an instance inherits; its value is the instance's folder.
 MARKER = "DFLASH_INSTANCE"
 SHM = "/dev/shm"
-SHM_PREFIX = "psm_"
+#: Python's shared memory and its named semaphores.
+SHM_PREFIXES = ("psm_", "sem.mp-")
 
 
 class Stat(NamedTuple):
@@ -285,9 +286,9 @@ def mapped_shared_memory(folder: str = SHM) -> Set[str]:
 
 
 def remove_stale_shared_memory(uid: int, folder: str = SHM) -> List[str]:
-    """Remove the account's ``psm_*`` that no living process maps (SIGKILL leaves them, 400 MB each); names them."""
+    """Remove the account's shared memory that no living process maps (SIGKILL leaves 400 MB each); names it."""
     try:
-        candidates = [e for e in os.scandir(folder) if e.name.startswith(SHM_PREFIX)]
+        candidates = [e for e in os.scandir(folder) if e.name.startswith(SHM_PREFIXES)]
     except OSError:
         return []
     own = [

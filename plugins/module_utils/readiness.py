@@ -126,7 +126,9 @@ class Probe:
         if found["late"]:
             actual = "not ready after %s s: %s" % (found["elapsed_s"], found["reason"])
             if not error["line"]:
-                hint = "It was at: %s. Raise dflash_serve_ready_timeout if that is progress." % (found["progress"] or "?")
+                hint = "It was at: %s. Raise dflash_serve_ready_timeout if that is progress." % (
+                    found["progress"] or "(no log)"
+                )
         return checks.make("serving.ready", "fail", expected, actual, hint=hint, evidence=evidence)
 
     def process_check(self) -> checks.Check:
