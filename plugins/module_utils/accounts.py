@@ -5,12 +5,13 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import pwd
 import shutil
 import subprocess
 from dataclasses import dataclass
-from typing import Any, Dict, Iterable, Iterator, List, Mapping, Optional, Sequence
+from typing import Any, Callable, Dict, Iterable, Iterator, List, Mapping, Optional, Sequence
 
 from ansible_collections.dflash.fleet.plugins.module_utils.errors import DflashError
 
@@ -96,6 +97,48 @@ def acting_as(account: Account) -> Iterator[None]:
         os.seteuid(0)
         os.setegid(gid)
         os.setgroups(groups)
+
+
+def as_child(account: Account, act: Callable[[], Any]) -> Any:
+    """Run ``act`` in a forked child that is ``account`` for good; gives what it returns (a JSON value).
+
+    For work that writes files and starts programs: unlike ``acting_as`` nothing of root is left to
+    regain.  DflashError passes through; anything else becomes one.
+    """
+    if account.uid == os.geteuid():
+        return act()
+    reader, writer = os.pipe()
+    pid = os.fork()
+    if pid == 0:
+        code = 1
+        try:
+            os.close(reader)
+            os.setgroups([])
+            os.setresgid(account.gid, account.gid, account.gid)
+            os.setresuid(account.uid, account.uid, account.uid)
+            os.umask(0o022)
+            os.chdir("/")
+            try:
+                answer = {"value": act()}
+            except DflashError as error:
+                answer = {"error": [error.what, error.where, error.fix]}
+            except OSError as error:
+                answer = {"error": ["%s: %s" % (error.strerror or error, error.filename or ""), None, None]}
+            with os.fdopen(writer, "w", encoding="utf-8") as handle:
+                json.dump(answer, handle)
+            code = 0
+        finally:
+            os._exit(code)
+    os.close(writer)
+    with os.fdopen(reader, encoding="utf-8") as handle:
+        text = handle.read()
+    _pid, status = os.waitpid(pid, 0)
+    if status or not text:
+        raise DflashError("A step that runs as %s ended without an answer (status %d)" % (account.name, status))
+    answer = json.loads(text)
+    if "error" in answer:
+        raise DflashError(*answer["error"])
+    return answer["value"]
 
 
 def make_folder(path: str, account: Optional[Account] = None, mode: int = 0o755) -> bool:
