@@ -12,8 +12,9 @@ import sys
 from pathlib import Path
 from typing import Any
 
-import house
 import pytest
+
+import house
 
 WANTED = {
     "COLLECTIONS_PATHS": [str(house.REPO / "collections")],
@@ -33,9 +34,8 @@ WANTED = {
 @pytest.fixture(scope="module")
 def settings() -> dict[str, Any]:
     """Every setting that comes from ansible.cfg; a plugin's as ``plugin.setting``."""
-    command = [
-        str(Path(sys.executable).parent / "ansible-config"), "dump", "--only-changed", "--type", "all", "--format", "json",
-    ]
+    program = str(Path(sys.executable).parent / "ansible-config")
+    command = [program, "dump", "--only-changed", "--type", "all", "--format", "json"]
     environment = {name: value for name, value in os.environ.items() if not name.startswith("ANSIBLE_")}
     done = subprocess.run(command, cwd=house.REPO, env=environment, capture_output=True, text=True, check=True)
     found = {}

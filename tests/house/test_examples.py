@@ -8,7 +8,7 @@ import json
 import subprocess
 import sys
 from collections.abc import Iterator
-from functools import lru_cache
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +22,7 @@ NAMES = ["air_gap", "fleet", "gpu_local", "multi_gpu", "one_gpu_box", "rented_co
 DECLARED = {name: option for role in house.ROLES for name, option in house.options(role).items()}
 
 
-@lru_cache(maxsize=None)
+@cache
 def loaded(name: str) -> dict[str, Any]:
     """The inventory as Ansible reads it."""
     command = [str(Path(sys.executable).parent / "ansible-inventory"), "-i", str(FOLDER / name), "--list"]

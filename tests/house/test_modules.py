@@ -21,7 +21,7 @@ import house
 CLOSED = {
     "dflash_inputs", "dflash_host_info", "vllm_pin", "vllm_build_job", "vllm_build_info", "vllm_build_assert",
     "vllm_release", "dflash_pair_info", "dflash_serve_check", "dflash_acceptance", "dflash_state",
-    "dflash_service", "dflash_deployment",
+    "dflash_service", "dflash_deployment", "dflash_report",
 }
 MODULES = sorted(path.stem for path in (house.REPO / "plugins/modules").glob("*.py"))
 

@@ -84,13 +84,6 @@ def test_no_variable_is_declared_twice() -> None:
     assert [name for name, times in count.items() if times > 1] == []
 
 
-@pytest.mark.parametrize("role", [role for role in house.ROLES if role != house.SHARED_ROLE])
-def test_roles_depend_on_the_shared_defaults(role: str) -> None:
-    dependencies = house.load(house.REPO / "roles" / role / "meta/main.yml")["dependencies"]
-    names = [item["role"] if isinstance(item, dict) else item for item in dependencies]
-    assert names == ["dflash.fleet." + house.SHARED_ROLE]
-
-
 @pytest.mark.parametrize("role", house.ROLES)
 def test_every_variable_is_read_somewhere(role: str) -> None:
     """A variable that no code reads is a promise that nobody keeps."""
