@@ -10,8 +10,10 @@ from typing import Any, Dict, List, Mapping, NamedTuple, Optional, Set, Tuple
 from ansible_collections.dflash.fleet.plugins.module_utils import (
     checks,
     child,
+    probe_answer,
     probe_capability,
     probe_code,
+    probe_swa,
     symbols,
 )
 
@@ -26,6 +28,7 @@ GENERIC_LAYERS = [SLIDING] * 4 + [FULL]
 OTHER_IDS = [0, 3, 7]
 OPTION = "disable_eagle_block_drop"
 RUNNERS = ("v1", "v2")
+PROGRAM = (probe_code, probe_answer, probe_swa, probe_capability)
 
 #: What the layer's code reads besides; a drafter's own config wins.
 _BASE: Dict[str, Any] = {
@@ -93,16 +96,15 @@ def _causal(config: Mapping[str, Any], dflash: Mapping[str, Any], index: int) ->
 def runners(package: str, device: str, kind: str, runner: str = "auto") -> Set[str]:
     """The model runners that may serve this drafter on this host.
 
-    CPU hosts have no Triton, so V1.  With CUDA a mixed drafter takes V2; otherwise vLLM chooses by target and
-    release, so every runner of the tree that knows DFlash must be right.
+    CPU hosts have no Triton, so V1.  With CUDA a mixed drafter takes V2 where the tree has it; otherwise vLLM
+    chooses by target and release, so every runner of the tree that knows DFlash must be right.
     """
     if runner in RUNNERS:
         return {runner}
     if device == "cpu":
         return {"v1"}
-    if kind == "mixed":
-        return {"v2"}
-    return {name for name in RUNNERS if knows_dflash(package, name)} or {"v2"}
+    known = {name for name in RUNNERS if knows_dflash(package, name)} or {"v2"}
+    return {"v2"} if kind == "mixed" and "v2" in known else known
 
 
 def knows_dflash(package: str, runner: str) -> bool:
@@ -176,7 +178,7 @@ def examine(package: str, python: str, drafter: Optional[Drafter], required: Set
         else:
             asked.append(dict(case, places=[_first_there(package, case["places"])]))
     payload = {"cases": asked, "sources": _sources(package, asked)}
-    outcome = child.run(python, [probe_code, probe_capability], payload, user=user, deadline=deadline)
+    outcome = child.run(python, PROGRAM, payload, user=user, deadline=deadline)
     if outcome.ok:
         answers.update({answer["id"]: answer for answer in outcome.value})
     else:
@@ -205,8 +207,8 @@ def _sources(package: str, asked: List[Dict[str, Any]]) -> Dict[str, str]:
     texts: Dict[str, str] = {}
     for case in asked:
         for place in case["places"]:
-            for key in ("file", "config_file", "manager_file"):
-                path = place.get(key)
+            for path in (place["file"], place.get("config_file"), place.get("manager_file"),
+                         place.get("metadata", {}).get("file")):
                 if path and path not in texts:
                     try:
                         with open(os.path.join(package, path), encoding="utf-8") as handle:

@@ -219,11 +219,11 @@ class Source:
                     if isinstance(item, ast.FunctionDef):
                         yield stmt.name, item
 
-    def load(self, wanted: Iterable[str], extra: str = "", only: Optional[Dict[str, Set[str]]] = None) -> Dict[str, Any]:
+    def load(self, wanted: Iterable[str], only: Optional[Dict[str, Set[str]]] = None, base: type = Loose) -> Dict[str, Any]:
         """Run the definitions of ``wanted`` and, transitively, of the names of this file that they use.
 
         ``only`` narrows classes to some methods (and those they call on ``self``).  Assignments at the top
-        that fail on stubs leave a stub behind.  ``extra`` is code added at the end.
+        that fail on stubs leave a stub behind.  ``base`` takes the place of a narrowed class's foreign bases.
         """
         keep: List[ast.stmt] = []
         todo = list(wanted)
@@ -243,9 +243,9 @@ class Source:
         keep.sort(key=lambda stmt: stmt.lineno)
         space: Dict[str, Any] = {
             "__name__": "cut", "__builtins__": {n: getattr(builtins, n) for n in ALLOWED_BUILTINS if hasattr(builtins, n)},
-            "__dflash_import__": self._import, "__loose__": Loose, "print": Stub("print"),
+            "__dflash_import__": self._import, "__loose__": base, "print": Stub("print"),
         }
-        for stmt in keep + (ast.parse(extra).body if extra else []):
+        for stmt in keep:
             self.run(stmt, space)
         return space
 

@@ -28,6 +28,7 @@ SYMBOLS: Dict[str, List[Dict[str, Any]]] = {
         "sink": "set_aux_hidden_state_layers",
     }],
     # The layer that is built per draft layer, and the keyword by which the attention learns its window.
+    # ``metadata``: the closed pull request's way; its layers do not know their causality, the proposer gives it.
     "capability.swa.v1": [{
         "releases": "0.20.0 to 0.33.0",
         "file": "model_executor/models/qwen3_dflash.py",
@@ -35,6 +36,12 @@ SYMBOLS: Dict[str, List[Dict[str, Any]]] = {
         "model": "DFlashQwen3Model",
         "attention": "Attention",
         "keyword": "per_layer_sliding_window",
+        "metadata": {
+            "file": "v1/spec_decode/dflash.py",
+            "class": "DFlashProposer",
+            "method": "build_per_group_and_layer_attn_metadata",
+            "names": "sliding_attention_layer_names",
+        },
     }],
     "capability.swa.v2": [{
         "releases": "0.20.0 to 0.33.0",
