@@ -165,7 +165,10 @@ class Driver:
         self.seen.answers.append((plan.item, str(text)))
 
     def _drive(self, before: metrics.Snapshot, deadline: float) -> None:
-        """Batches of 1, 2, 3, 4 requests at once, over and over, until enough drafts were counted."""
+        """Batches of 1, 2, 3, 4 requests at once, over and over, until enough drafts were counted.
+
+        A server that made no draft in a whole cycle will make none later.
+        """
         pending = plans(len(self.items))
         sizes = itertools.cycle(range(1, self.concurrency + 1))
         with ThreadPoolExecutor(self.concurrency) as pool:
@@ -182,7 +185,7 @@ class Driver:
                     return
                 so_far = metrics.difference(before, now)
                 all_sizes = size == self.concurrency or len(batch) < size
-                enough = (so_far.drafts or 0) >= self.min_drafts and all_sizes
+                enough = all_sizes and (not so_far.drafts or so_far.drafts >= self.min_drafts)
                 if enough or not batch or self.seen.errors or time.monotonic() > deadline:
                     break
         self._settle(before)

@@ -15,6 +15,7 @@ from typing import Callable, Dict, Iterable, List, NamedTuple, Optional, Set, Tu
 
 #: The environment variable that every process of an instance inherits; its value is the instance's folder.
 MARKER = "DFLASH_INSTANCE"
+INIT = 1
 SHM = "/dev/shm"
 #: Python's shared memory and its named semaphores.
 SHM_PREFIXES = ("psm_", "sem.mp-")
@@ -141,7 +142,8 @@ def members(
     written by the service account, so a root caller must not act on whatever pid it names.
     ``spare`` and the caller with its ancestors are never members.
     """
-    processes = table()
+    # Init, the kernel's threads and what was started from outside a container have group 0 and are nobody's.
+    processes = {pid: item for pid, item in table().items() if pid > INIT and item.group > 0}
     folder = os.path.realpath(instance)
     run_folder = os.path.join(folder, "run")
     outside = set(spare) | _ancestors(os.getpid(), processes)
@@ -154,7 +156,7 @@ def members(
         named = marker(pid)
         if named is not None:
             (chosen if os.path.realpath(named) == folder else foreign).add(pid)
-        elif found.group == group or working_folder(pid) == run_folder:
+        elif (group is not None and found.group == group) or working_folder(pid) == run_folder:
             chosen.add(pid)
     grown = True
     while grown:
@@ -168,22 +170,24 @@ def members(
     return sorted((processes[pid] for pid in chosen), key=lambda item: (item.start_ticks, item.pid))
 
 
-def _group(leader: Optional[Dict[str, object]], processes: Dict[int, Stat]) -> int:
-    """The process group of a recorded leader, 0 when it cannot be the recorded one any more."""
+def _group(leader: Optional[Dict[str, object]], processes: Dict[int, Stat]) -> Optional[int]:
+    """The process group of a recorded leader, None when it cannot be the recorded one any more."""
     if not leader or leader.get("boot_id") != boot_id():
-        return 0
+        return None
     try:
         pid, ticks = int(str(leader["pid"])), int(str(leader["start_ticks"]))
     except (KeyError, ValueError):
-        return 0
+        return None
     found = processes.get(pid)
     if found is not None and found.start_ticks != ticks:
-        return 0  # the number was given to another process; the kernel does so only when the group is gone
-    return pid if pid > 1 else 0
+        return None  # the number was given to another process; the kernel does so only when the group is gone
+    return pid if pid > INIT else None
 
 
 def send(item: Stat, number: int) -> bool:
     """Signal exactly this process, never another that got its number; says whether it was there."""
+    if item.pid <= INIT:
+        return False
     opener = getattr(os, "pidfd_open", None)
     sender = getattr(signal, "pidfd_send_signal", None)
     try:
