@@ -10,7 +10,7 @@ import time
 import urllib.error
 import urllib.request
 from http.client import HTTPException
-from typing import Any, Dict, NamedTuple, Optional
+from typing import Any, Dict, List, NamedTuple, Optional
 
 from ansible_collections.dflash.fleet.plugins.module_utils.errors import DflashError
 
@@ -46,7 +46,7 @@ class Answer(NamedTuple):
 class _NoRedirect(urllib.request.HTTPRedirectHandler):
     def redirect_request(self, *_args: Any, **_kwargs: Any) -> None:
         """A redirect would carry the API key elsewhere."""
-        return None
+        return
 
 
 _OPENER = urllib.request.build_opener(urllib.request.ProxyHandler({}), _NoRedirect())
@@ -121,7 +121,8 @@ class Client:
 
 
 def _body(response: Any, limit: float) -> str:
-    parts, size = [], 0
+    parts: List[bytes] = []
+    size = 0
     while True:
         block = response.read1(1 << 16) if hasattr(response, "read1") else response.read(1 << 16)
         if not block:

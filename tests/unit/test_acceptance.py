@@ -9,6 +9,7 @@ import json
 from typing import Any
 
 import pytest
+
 from ansible_collections.dflash.fleet.plugins.module_utils import acceptance, metrics
 from ansible_collections.dflash.fleet.plugins.module_utils.errors import DflashError
 from tests.unit.stub_server import StubServer

@@ -10,6 +10,7 @@ import time
 from pathlib import Path
 
 import pytest
+
 from ansible_collections.dflash.fleet.plugins.module_utils import http
 from ansible_collections.dflash.fleet.plugins.module_utils.errors import DflashError
 from tests.unit.stub_server import StubServer

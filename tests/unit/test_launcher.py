@@ -11,6 +11,7 @@ import sys
 from pathlib import Path
 
 import pytest
+
 from ansible_collections.dflash.fleet.plugins.module_utils import launcher, process
 
 
@@ -62,7 +63,8 @@ def test_it_stands_alone(tmp_path: Path) -> None:
     for module in (launcher, process):
         shutil.copy(str(module.__file__), instance)
     env = {"PATH": "/usr/bin:/bin"}
-    left = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"], env={"DFLASH_INSTANCE": str(instance)})
+    sleep = [sys.executable, "-c", "import time; time.sleep(60)"]
+    left = subprocess.Popen(sleep, env={"DFLASH_INSTANCE": str(instance)})
     try:
         command = [sys.executable, "-I", str(instance / "launcher.py")]
         done = subprocess.run([*command, "--clean", str(instance)], env=env, capture_output=True, text=True, cwd="/")

@@ -9,9 +9,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+
 from ansible_collections.dflash.fleet.plugins.module_utils import log_watch
 
-V1 = "(Worker pid=11622) INFO 11-30 18:13:39 [gpu_model_runner.py:5243] Using auxiliary layers from speculative config: %s"
+V1 = "(Worker pid=11622) INFO 11-30 18:13:39 [runner.py:5243] Using auxiliary layers from speculative config: %s"
 V2 = "(EngineCore_DP0 pid=77) INFO 11-30 18:13:39 [eagle3_utils.py:27] Using Eagle3 auxiliary layers from config: %s"
 DEFAULTS = "(EngineCore pid=77) INFO 11-30 18:13:39 [eagle3_utils.py:30] Using Eagle3 auxiliary layers from model: %s"
 
@@ -98,8 +99,8 @@ ENGINE = "(EngineCore pid=5) ERROR 11-30 18:13:39 [core.py:1411] %s"
             "OSError: [Errno 98] Address already in use", "Another process holds the port.",
         ),
         (
-            [ENGINE % "NotImplementedError: DFlash drafters with mixed sliding/full attention require the V2 model runner"],
-            "NotImplementedError: DFlash drafters with mixed sliding/full attention require the V2 model runner",
+            [ENGINE % "NotImplementedError: DFlash drafters with mixed sliding/full attention require the V2 runner"],
+            "NotImplementedError: DFlash drafters with mixed sliding/full attention require the V2 runner",
             "A drafter of mixed layers needs the V2 runner.",
         ),
         # A warning that the server lives well with is no cause of its death.
@@ -125,6 +126,7 @@ def test_every_known_death_says_what_to_do() -> None:
 
 
 def test_last_line() -> None:
-    text = "\n".join([V1 % "(2, 4)", "(Worker pid=1) INFO 11-30 18:13:40 [l.py:1] Loading weights", "  ", launch_line(1)])
+    loading = "(Worker pid=1) INFO 11-30 18:13:40 [l.py:1] Loading weights"
+    text = "\n".join([V1 % "(2, 4)", loading, "  ", launch_line(1)])
     assert log_watch.last_line(text) == "Loading weights"
     assert log_watch.last_line("") == ""

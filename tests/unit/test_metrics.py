@@ -5,6 +5,7 @@
 from __future__ import annotations
 
 import pytest
+
 from ansible_collections.dflash.fleet.plugins.module_utils import metrics
 
 # As a server with two engines answers, shortened; one label value holds what a label may hold.

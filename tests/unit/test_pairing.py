@@ -8,6 +8,7 @@ import copy
 from typing import Any
 
 import pytest
+
 from ansible_collections.dflash.fleet.plugins.module_utils import pairing
 
 S, F = "sliding_attention", "full_attention"

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+
 from ansible_collections.dflash.fleet.plugins.module_utils import process
 
 SLEEP = "import time; time.sleep(60)"
@@ -89,7 +90,8 @@ def test_a_zombie_is_dead(start: Callable[..., Any]) -> None:
 
 
 def test_a_name_with_brackets_and_blanks_is_read(tmp_path: Path) -> None:
-    code = "import ctypes,time; ctypes.CDLL(None).prctl(15, b'a) R 1 (b', 0, 0, 0); print(1, flush=True); time.sleep(60)"
+    name = "import ctypes; ctypes.CDLL(None).prctl(15, b'a) R 1 (b', 0, 0, 0); "
+    code = name + "import time; print(1, flush=True); time.sleep(60)"
     with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True) as child:
         assert child.stdout is not None
         child.stdout.readline()
@@ -228,7 +230,7 @@ def test_shared_memory_goes_only_when_nobody_maps_it(tmp_path: Path, start: Call
 
 
 def test_who_listens(start: Callable[..., Any]) -> None:
-    code = "import socket,time; s=socket.create_server(('127.0.0.1',0)); print(s.getsockname()[1],flush=True); time.sleep(60)"
+    code = "import socket; s = socket.create_server(('127.0.0.1', 0)); print(s.getsockname()[1], flush=True); " + SLEEP
     listener = start(code)
     port = int(listener.stdout.readline())
     bystander = start(SLEEP)

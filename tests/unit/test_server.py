@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+
 from ansible_collections.dflash.fleet.plugins.module_utils import (
     accounts,
     launcher,
