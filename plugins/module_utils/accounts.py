@@ -11,7 +11,7 @@ import pwd
 import shutil
 import subprocess
 from dataclasses import dataclass
-from typing import Any, Callable, Dict, Iterable, Iterator, List, Mapping, Optional, Sequence
+from typing import Any, Callable, Dict, Iterable, Iterator, List, Mapping, Optional, Sequence, Tuple
 
 from ansible_collections.dflash.fleet.plugins.module_utils.errors import DflashError
 
@@ -75,7 +75,7 @@ def drop_to(account: Account) -> Dict[str, Any]:
     return {"user": account.uid, "group": account.gid, "extra_groups": []}
 
 
-def owner_of(account: Account) -> Optional[tuple]:
+def owner_of(account: Account) -> Optional[Tuple[int, int]]:
     """``(uid, gid)`` to give a file to, or None where the file is the account's already."""
     return None if account.uid == os.geteuid() else (account.uid, account.gid)
 
@@ -191,7 +191,7 @@ def find_python(account: Account, wanted: Iterable[str] = ()) -> str:
 
 
 def run(argv: Sequence[str], account: Account, env: Mapping[str, str], cwd: str = "/",
-        timeout: Optional[float] = None) -> "subprocess.CompletedProcess[str]":
+        timeout: Optional[float] = None) -> subprocess.CompletedProcess[str]:
     """Run to the end as ``account`` with exactly this environment; output is text, stdin is closed."""
     return subprocess.run(
         list(argv), env=dict(env), cwd=cwd, timeout=timeout, stdin=subprocess.DEVNULL, capture_output=True, text=True,

@@ -6,27 +6,44 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
+import hashlib
 import importlib.util
 import os
 import shutil
 import time
-from typing import Any, Dict, Iterator, List, Mapping, Optional
+from typing import Any, Dict, Iterator, List, Mapping, Optional, Sequence
 
 from ansible_collections.dflash.fleet.plugins.module_utils import (
-    build_host, build_job, build_log, ids, pip_tool, process, service,  # noqa: F401
+    build_host,
+    build_job,
+    build_log,
+    ids,
+    pip_tool,
+    process,
+    service,
 )
 from ansible_collections.dflash.fleet.plugins.module_utils.accounts import (
-    Account, acting_as, can_run, make_folder, worker,
+    Account,
+    acting_as,
+    can_run,
+    make_folder,
+    worker,
 )
 from ansible_collections.dflash.fleet.plugins.module_utils.errors import DflashError
 from ansible_collections.dflash.fleet.plugins.module_utils.files import (
-    read_json, sha256_file, short_hash, write_atomic, write_json,
+    read_json,
+    sha256_file,
+    short_hash,
+    write_atomic,
+    write_json,
 )
 
 PACKAGE = "ansible_collections.dflash.fleet.plugins.module_utils"
 #: What the detached job imports; a test compares it with what its source says.
-JOB_MODULES = ("build_host", "build_job", "build_log", "errors", "files", "lock", "native", "pip_tool", "process",
-               "requirements", "source")
+JOB_MODULES = ("build_host", "build_job", "build_log", "errors", "extensions", "files", "lock", "native", "pip_tool",
+               "process", "requirements", "source")
+#: Its entry point; named here so that the job's code travels to the host with this file.
+ENTRY = build_job.main
 #: Seconds in which a started job must have said that it lives.
 START_GRACE = 60.0
 #: Folders that the build account writes to, below the root.
@@ -52,10 +69,8 @@ def locked(root: str, build_id: str) -> Iterator[None]:
         yield
 
 
-def check_series(spec: Mapping[str, Any], series: List[Mapping[str, str]]) -> None:
+def check_series(spec: Mapping[str, Any], series: Sequence[Mapping[str, str]]) -> None:
     """The patches that came are those that the build id was made from."""
-    import hashlib
-
     for patch in series:
         digest = hashlib.sha256(patch["text"].encode("utf-8")).hexdigest()
         if digest != patch["sha256"]:
@@ -189,6 +204,7 @@ def start(root: str, spec: Mapping[str, Any], series: List[Dict[str, str]], orig
             make_folder(os.path.join(root, name), account)
         make_folder(folder, account)
         pip_config, git_config = pip_tool.user_pip_config(environ), pip_tool.user_git_config(environ)
+        netrc = pip_tool.user_netrc(environ)
         orders = {
             "build_id": build_id, "root": root, "spec": dict(spec), "series": series, "origin": dict(origin),
             "environment": pip_tool.passed_environment(environ), "pip_config": pip_config, "git_config": git_config,
@@ -197,6 +213,8 @@ def start(root: str, spec: Mapping[str, Any], series: List[Dict[str, str]], orig
         code = {name: source_of("%s.%s" % (PACKAGE, name)) for name in JOB_MODULES}
         with acting_as(account):
             script = write_job(folder, orders, code, answer["state"] == "absent")
+            # By this file and not by the orders, which stay: the job takes it into memory and removes it.
+            pip_tool.write_home(os.path.join(folder, "home"), pip_config, git_config, netrc)
         manager = service.manager(root, user, kind)
         name = unit_name(root, build_id)
         manager.stop(name, 10)
@@ -222,8 +240,8 @@ def write_job(folder: str, orders: Mapping[str, Any], modules: Mapping[str, str]
     for name, text in modules.items():
         write_atomic(os.path.join(package, name + ".py"), text)
     script = os.path.join(code, "run.py")
-    write_atomic(script, "import sys\nsys.path.insert(0, %r)\nfrom %s.build_job import main\nsys.exit(main(%r))\n" % (
-        code, PACKAGE, folder))
+    write_atomic(script, "import sys\nsys.path.insert(0, %r)\nfrom %s.build_job import %s\nsys.exit(%s(%r))\n" % (
+        code, PACKAGE, ENTRY.__name__, ENTRY.__name__, folder))
     write_json(os.path.join(folder, "job.json"), orders, 0o600)
     with contextlib.suppress(FileNotFoundError):
         os.unlink(os.path.join(folder, "manifest.json"))

@@ -19,14 +19,29 @@ import time
 from typing import Any, Callable, Dict, List, Optional
 
 from ansible_collections.dflash.fleet.plugins.module_utils import (
-    build_log, native, pip_tool, process, requirements, source,
+    build_log,
+    extensions,
+    native,
+    pip_tool,
+    process,
+    requirements,
+    source,
 )
 from ansible_collections.dflash.fleet.plugins.module_utils.build_host import (
-    MARKER, STEPS, compiler_jobs, end_strays, expected_path, utc,
+    MARKER,
+    STEPS,
+    compiler_jobs,
+    end_strays,
+    expected_path,
+    utc,
 )
 from ansible_collections.dflash.fleet.plugins.module_utils.errors import DflashError
 from ansible_collections.dflash.fleet.plugins.module_utils.files import (
-    read_json, sha256_file, short_hash, write_atomic, write_json,
+    read_json,
+    sha256_file,
+    short_hash,
+    write_atomic,
+    write_json,
 )
 
 
@@ -49,6 +64,7 @@ class Job:
         self.work = os.path.join(folder, "tmp")
         home = os.path.join(folder, "home")
         pip_tool.write_home(home, given["pip_config"], given["git_config"])
+        self.netrc = pip_tool.Netrc(home)
         os.makedirs(self.work, exist_ok=True)
         self.env = pip_tool.environment(home, os.path.join(self.root, "cache", "pip"), given["environment"])
         self.env.update({MARKER: self.build_id, "TMPDIR": self.work})
@@ -73,7 +89,8 @@ class Job:
         self.state = {
             "schema": 1, "build_id": self.build_id, "state": "running", "step": "", "steps": self.done, "error": None,
             "started_at": now, "step_started_at": now, "attempt": int(old.get("attempt") or 0) + 1,
-            "log_offset": self.log.tell(), "step_seconds": {}, **(process.identity(os.getpid()) or {}),
+            "log_offset": self.log.tell(), "step_seconds": dict(old.get("step_seconds") or {}) if kept else {},
+            **(process.identity(os.getpid()) or {}),
         }
         self.write_state()
         self.run.say("== build %s, attempt %d, %s ==" % (self.build_id, self.state["attempt"], utc()))
@@ -85,8 +102,10 @@ class Job:
             self.run.say("== step %s, %s ==" % (step, utc()))
             begin = time.monotonic()
             getattr(self, "step_" + step)()
-            self.state["step_seconds"][step] = round(time.monotonic() - begin, 2)
-            self.run.say("== step %s done in %.1f s ==" % (step, self.state["step_seconds"][step]))
+            spent = round(time.monotonic() - begin, 2)
+            # A step that an earlier attempt did costs nothing now; what it took stays known.
+            self.state["step_seconds"][step] = max(spent, float(self.state["step_seconds"].get(step, 0.0)))
+            self.run.say("== step %s done in %.1f s ==" % (step, spent))
         self.write_state(state="done", finished_at=time.time())
 
     def mark(self, step: str, **facts: Any) -> None:
@@ -97,8 +116,9 @@ class Job:
     # ------------------------------------------------------------------ steps
     def step_source(self) -> None:
         os.makedirs(os.path.join(self.root, "source"), exist_ok=True)
-        mirror = source.update_mirror(self.root, self.origin["repo"], self.origin["ref"], self.spec["pin"], self.env,
-                                      self.run.say)
+        with self.netrc:
+            mirror = source.update_mirror(self.root, self.origin["repo"], self.origin["ref"], self.spec["pin"],
+                                          self.env, self.run.say)
         commit = source.checkout(mirror, self.tree, self.spec["pin"], self.series, self.env, self.run.say)
         base = ""
         if self.spec.get("precompiled") and self.spec["precompiled"].get("base"):
@@ -119,13 +139,13 @@ class Job:
                                                              self.spec["python_tag"]),
                 "vllm_toolchain_python", "Name the right interpreter, or plan again.",
             )
-        with source.alone(os.path.join(store, "pip.lock")):
+        with source.alone(os.path.join(store, "pip.lock")), self.netrc:
             self.pip = pip_tool.install_pip(self.run, store, self.origin["python"])
         lines = requirements.build_requirements(self.tree, self.spec["device"], self.spec.get("torch", ""))
         key = {"lines": lines, "urls": self.urls, "python": self.facts}
         folder = os.path.join(store, short_hash(key))
         self.builder = os.path.join(folder, "bin", "python")
-        with source.alone(folder + ".lock"), pip_tool.whole(folder, key) as needed:
+        with source.alone(folder + ".lock"), self.netrc, pip_tool.whole(folder, key) as needed:
             if needed:
                 self.run([self.origin["python"], "-I", "-m", "venv", "--without-pip", folder])
                 write_atomic(folder + ".in", "\n".join(lines) + "\n")
@@ -142,7 +162,7 @@ class Job:
             raise DflashError("No wheel is named whose binaries shall be used", "vllm_build_precompiled_wheel")
         folder = os.path.join(self.root, "cache", "base", short_hash(wanted["requirement"]))
         os.makedirs(os.path.dirname(folder), exist_ok=True)
-        with source.alone(folder + ".lock"), pip_tool.whole(folder, wanted["requirement"]) as needed:
+        with source.alone(folder + ".lock"), self.netrc, pip_tool.whole(folder, wanted["requirement"]) as needed:
             if needed:
                 self.run([*self.pip, "--python", self.builder, "download", "--quiet", "--no-deps", "--only-binary",
                           ":all:", "--dest", folder, *requirements.index_options(self.urls), wanted["requirement"]])
@@ -240,9 +260,7 @@ class Job:
         base = self.done["env"]["base"]
         for path in native.transplant(base["path"], self.wheel_path()) if base else []:
             self.run.say("taken over from the ready-made wheel: %s" % path)
-        listed = native.libraries(self.wheel_path())
-        if not listed and self.spec["device"] != "empty":
-            raise DflashError("The wheel holds no compiled library", self.wheel_path(), "Read the build log.")
+        listed = self.check_extensions()
         digest = sha256_file(self.wheel_path())
         store = os.path.join(self.root, "wheels", digest)
         target = os.path.join(store, self.done["wheel"]["name"])
@@ -250,7 +268,21 @@ class Job:
             os.makedirs(store, exist_ok=True)
             shutil.copyfile(self.wheel_path(), target + ".new")
             os.replace(target + ".new", target)
-        self.mark("natives", sha256=digest, size=os.path.getsize(target), libraries=sorted(listed))
+        self.mark("natives", sha256=digest, size=os.path.getsize(target), extensions=listed)
+
+    def check_extensions(self) -> List[Dict[str, Any]]:
+        """The wheel's compiled libraries; refused where one is missing that the source builds for this device."""
+        with open(os.path.join(self.tree, "setup.py"), encoding="utf-8") as handle:
+            wanted = {item.module: item.required for item in extensions.from_setup(
+                handle.read(), self.spec["device"], os.uname().machine, str(self.spec.get("cuda") or "13"))}
+        found = {native.module_name(path): path for path in native.libraries(self.wheel_path())}
+        missing = sorted(name for name, required in wanted.items() if required and name not in found)
+        if missing or not found:
+            raise DflashError(
+                "The build is partial: %s is missing" % (", ".join(missing) or "every compiled library"),
+                os.path.basename(self.wheel_path()), "Read the first error in the build log, then build again.",
+            )
+        return [{"module": name, "path": found[name], "required": wanted.get(name, True)} for name in sorted(found)]
 
     def step_requirements(self) -> None:
         fields = requirements.metadata_of(self.wheel_path())
@@ -261,7 +293,7 @@ class Job:
         key = requirements.cache_key(lines, self.urls, self.facts["version"], self.spec["platform"], exclude)
         cached = os.path.join(self.root, "cache", "requirements", key + ".lock")
         os.makedirs(os.path.dirname(cached), exist_ok=True)
-        with source.alone(cached + ".one"):
+        with source.alone(cached + ".one"), self.netrc:
             if not os.path.exists(cached):
                 text = requirements.resolve(self.run, self.pip, self.builder, lines, self.urls, self.work, exclude)
                 write_atomic(cached, text)
@@ -285,8 +317,7 @@ class Job:
             "python_tag": self.spec["python_tag"], "platform": self.spec["platform"], "glibc": platform.libc_ver()[1],
             "wheel": {"name": done["wheel"]["name"], **{key: done["natives"][key] for key in ("sha256", "size")}},
             "version": done["requirements"]["version"], "package_version": done["wheel"]["package_version"],
-            "extensions": [{"module": native.module_name(path), "path": path, "required": True}
-                           for path in done["natives"]["libraries"]],
+            "extensions": done["natives"]["extensions"],
             "requirements_sha256": done["requirements"]["sha256"], "left_out": done["requirements"]["left_out"],
             "host": socket.gethostname(), "started_at": utc(self.state["started_at"]), "finished_at": utc(finished),
             "seconds": dict(self.state["step_seconds"]),
@@ -296,9 +327,7 @@ class Job:
         shutil.rmtree(self.work, ignore_errors=True)
 
     def remember_seconds(self) -> None:
-        """For the next forecast; only from an attempt that did everything itself."""
-        if self.state["attempt"] != 1:
-            return
+        """For the next forecast."""
         path = expected_path(self.root)
         known = read_json(path) or {}
         known["%s-%s" % (self.spec["mode"], self.spec["device"])] = dict(self.state["step_seconds"])

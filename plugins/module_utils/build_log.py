@@ -56,7 +56,7 @@ def first_reason(text: str) -> str:
     fallback = ""
     for raw in text.splitlines():
         line = raw.strip()
-        if not line or line.startswith("$ "):
+        if not line or line.startswith(("$ ", "-- ", "== ")):
             continue
         if not NOISE.search(line):
             if REASON.search(line) or any(re.search(pattern, line) for pattern, _hint in CAUSES):
@@ -109,9 +109,6 @@ def progress(steps: List[str], step: str, spent: float, expected: Dict[str, floa
     before = sum(expected.get(name, 1.0) for name in steps[:steps.index(step)]) if step in steps else 0.0
     mine = expected.get(step, 1.0)
     part = share if share is not None else min(0.95, spent / mine if mine else 0.95)
-    if share:
-        left_here = spent / share - spent
-    else:
-        left_here = max(0.0, mine - spent)
+    left_here = spent / share - spent if share else max(0.0, mine - spent)
     after = total - before - mine
-    return min(99, int(100 * (before + mine * part) / total)), int(round(left_here + after))
+    return min(99, int(100 * (before + mine * part) / total)), round(left_here + after)

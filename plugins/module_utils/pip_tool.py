@@ -14,6 +14,7 @@ import os
 import re
 import shutil
 import subprocess
+import time
 from typing import Any, Dict, Iterator, List, Mapping, Optional, Sequence
 
 from ansible_collections.dflash.fleet.plugins.module_utils.errors import DflashError
@@ -26,7 +27,7 @@ SHA256 = "9655943313a94722b7774661c21049070f6bbb0a1516bf02f7c8d5d9201514cd"
 OLDEST = (22, 3)
 PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 PASSED = (
-    "SSL_CERT_FILE", "SSL_CERT_DIR", "REQUESTS_CA_BUNDLE", "CURL_CA_BUNDLE", "GIT_SSL_CAINFO", "NETRC",
+    "SSL_CERT_FILE", "SSL_CERT_DIR", "REQUESTS_CA_BUNDLE", "CURL_CA_BUNDLE", "GIT_SSL_CAINFO",
     "http_proxy", "https_proxy", "no_proxy", "all_proxy", "HTTP_PROXY", "HTTPS_PROXY", "NO_PROXY", "ALL_PROXY",
     "XDG_CONFIG_DIRS", "TZ",
 )
@@ -91,12 +92,48 @@ def user_git_config(environ: Mapping[str, str]) -> str:
     return "\n".join(lines) + "\n"
 
 
-def write_home(home: str, pip_config: str, git_config: str) -> None:
+def write_home(home: str, pip_config: str, git_config: str, netrc: str = "") -> None:
     """A private HOME; call it as the account that it is for."""
     for folder in (home, os.path.join(home, ".config"), os.path.join(home, ".config", "pip")):
         os.makedirs(folder, mode=0o700, exist_ok=True)
     write_atomic(os.path.join(home, ".config", "pip", "pip.conf"), pip_config, 0o600)
     write_atomic(os.path.join(home, ".gitconfig"), git_config, 0o600)
+    if netrc:
+        write_atomic(os.path.join(home, ".netrc"), netrc, 0o600)
+
+
+class Netrc:
+    """Logins for indexes and repositories, on disk only while a step needs them.
+
+    A build script of the source tree runs as the same account: so the file is read once, removed,
+    and there again only inside ``with``.
+    """
+
+    def __init__(self, home: str) -> None:
+        self.path = os.path.join(home, ".netrc")
+        self.text = ""
+        with contextlib.suppress(OSError):
+            with open(self.path, encoding="utf-8") as handle:
+                self.text = handle.read()
+            os.unlink(self.path)
+
+    def __enter__(self) -> Netrc:
+        if self.text:
+            write_atomic(self.path, self.text, 0o600)
+        return self
+
+    def __exit__(self, *_reason: Any) -> None:
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(self.path)
+
+
+def user_netrc(environ: Mapping[str, str]) -> str:
+    """The caller's logins, empty where there are none.  Never logged, never in an argument."""
+    home = environ.get("HOME") or os.path.expanduser("~")
+    with contextlib.suppress(OSError, UnicodeDecodeError):
+        with open(environ.get("NETRC") or os.path.join(home, ".netrc"), encoding="utf-8") as handle:
+            return handle.read()
+    return ""
 
 
 def environment(home: str, cache: str, passed: Mapping[str, str]) -> Dict[str, str]:
@@ -124,11 +161,13 @@ class Runner:
     def __call__(self, argv: Sequence[str], env: Optional[Mapping[str, str]] = None, cwd: str = "/",
                  check: bool = True) -> int:
         self.say("$ " + " ".join(argv))
+        begin = time.monotonic()
         try:
             code = subprocess.call(list(argv), env={**self.env, **(env or {})}, cwd=cwd, stdin=subprocess.DEVNULL,
                                    stdout=self.stream, stderr=subprocess.STDOUT, **self.drop)
         except OSError as error:
             raise DflashError("%s cannot be run: %s" % (argv[0], error.strerror), argv[0]) from None
+        self.say("-- %.1f s%s" % (time.monotonic() - begin, ", status %d" % code if code else ""))
         if code and check:
             raise CommandFailed(list(argv), code)
         return code
@@ -143,7 +182,7 @@ class Runner:
         if done.returncode:
             self.say("$ %s\n%s" % (" ".join(argv), done.stderr))
             raise CommandFailed(list(argv), done.returncode)
-        return done.stdout
+        return str(done.stdout)
 
 
 class CommandFailed(Exception):

@@ -11,11 +11,12 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
+import hashlib
 import os
 import shutil
 import stat
 import time
-from typing import Any, Callable, Dict, Iterator, List, Mapping, Optional
+from typing import Any, Callable, Dict, Iterator, List, Mapping, Optional, Sequence
 
 from ansible_collections.dflash.fleet.plugins.module_utils import build_log, ids, pip_tool, record, requirements
 from ansible_collections.dflash.fleet.plugins.module_utils.accounts import Account, as_child, make_folder, worker
@@ -139,6 +140,7 @@ class Installer:
         self.cache = os.path.join(root, "cache", "pip-" + account.name)
         # Read as the caller: the account cannot read the caller's home.
         self.pip_config = pip_tool.user_pip_config(environ)
+        self.netrc = pip_tool.user_netrc(environ)
 
     def prepare(self) -> None:
         for folder in (os.path.join(self.root, "tools"), os.path.join(self.root, "cache")):
@@ -148,7 +150,7 @@ class Installer:
         make_folder(self.home, self.account, 0o700)
 
     def runner(self, log: Any, temporary: str) -> pip_tool.Runner:
-        pip_tool.write_home(self.home, self.pip_config, "")
+        pip_tool.write_home(self.home, self.pip_config, "", self.netrc)
         env = pip_tool.environment(self.home, self.cache, pip_tool.passed_environment(self.environ))
         env["TMPDIR"] = temporary
         return pip_tool.Runner(env, log)
@@ -171,15 +173,17 @@ class Installer:
             log_path = os.path.join(folder, "install.log")
             with open(log_path, "w", encoding="utf-8") as log:
                 run = self.runner(log, temporary)
+                logins = pip_tool.Netrc(self.home)
                 try:
-                    with alone(os.path.join(self.tool, "lock")):
+                    with alone(os.path.join(self.tool, "lock")), logins:
                         pip = pip_tool.install_pip(run, self.tool, self.python)
                     run([self.python, "-I", "-m", "venv", "--without-pip", venv])
                     wanted = os.path.join(folder, "requirements.txt")
                     write_atomic(wanted, requirements_text)
                     python = os.path.join(venv, "bin", "python")
-                    run([*pip, "--python", python, "install", "--quiet", "--no-deps", "--require-hashes",
-                         "--only-binary", ":all:", "--no-compile", *arguments, "--requirement", wanted])
+                    with logins:
+                        run([*pip, "--python", python, "install", "--quiet", "--no-deps", "--require-hashes",
+                             "--only-binary", ":all:", "--no-compile", *arguments, "--requirement", wanted])
                     site = record.site_packages(folder) or venv
                     if pth:
                         write_atomic(os.path.join(site, PTH), pth)
@@ -196,8 +200,11 @@ class Installer:
         as_child(self.account, act)
 
     def install(self, kind: str, name: str, fill: Callable[[str], None], manifest: Dict[str, Any],
-                must: Mapping[str, Any]) -> Dict[str, Any]:
-        """One layer or release: ``{changed, repaired, seconds, bytes}``; the manifest comes last."""
+                must: Mapping[str, Any], beside: Optional[Mapping[str, Any]] = None) -> Dict[str, Any]:
+        """One layer or release: ``{changed, repaired, seconds, bytes}``; the manifest comes last.
+
+        ``beside``: JSON files that go into the folder before the manifest.
+        """
         folder = folder_of(self.root, kind, name)
         with locked(folder):
             found = examine(folder, kind, name, must)
@@ -212,6 +219,8 @@ class Installer:
                 self.verify(folder)
                 seal(folder)
                 write_json(os.path.join(folder, "stat.json"), record.make_stat(folder, vllm=kind == "release"), 0o444)
+                for file, value in (beside or {}).items():
+                    write_json(os.path.join(folder, file), value, 0o444)
                 listed = [{"name": item.name, "version": item.version}
                           for item in record.distributions(record.site_packages(folder) or folder)]
                 manifest = dict(manifest, distributions=listed, installed_at=utc())
@@ -249,8 +258,6 @@ def alone(path: str) -> Iterator[None]:
 
 def check_lock(build: Mapping[str, Any], lock: str) -> None:
     """The lock is the one that the build recorded, and every line has a hash."""
-    import hashlib
-
     if hashlib.sha256(lock.encode("utf-8")).hexdigest() != build["requirements_sha256"]:
         raise DflashError("The requirements lock is not the one of this build", "lock", "Build again.")
     requirements.parse_lock(lock)
@@ -275,8 +282,11 @@ def names(build: Mapping[str, Any], lock: str, version: str) -> Dict[str, str]:
 
 
 def present(root: str, user: Optional[str], build: Mapping[str, Any], lock: str, python: str, wheel: str, spec: str,
-            environ: Mapping[str, str], dry: bool = False) -> Dict[str, Any]:
-    """See to it that the layer and the release of ``build`` are on this host, whole."""
+            environ: Mapping[str, str], dry: bool = False, extra_index_urls: Sequence[str] = ()) -> Dict[str, Any]:
+    """See to it that the layer and the release of ``build`` are on this host, whole.
+
+    The build's manifest is kept in the release (``build.json``): it is proven against it for as long as it is there.
+    """
     account = worker(user)
     installer = Installer(root, account, python, environ)
     check_lock(build, lock)
@@ -309,7 +319,7 @@ def present(root: str, user: Optional[str], build: Mapping[str, Any], lock: str,
     }
 
     def fill_layer(folder: str) -> None:
-        installer.fill(folder, [], lock)
+        installer.fill(folder, [word for url in extra_index_urls for word in ("--extra-index-url", url)], lock)
 
     def fill_release(folder: str) -> None:
         check_wheel(build, wheel)
@@ -317,11 +327,11 @@ def present(root: str, user: Optional[str], build: Mapping[str, Any], lock: str,
         site = record.site_packages(layer)
         installer.fill(folder, ["--no-index"], line, "import site; site.addsitedir(%r)\n" % site)
 
-    for kind, name, fill, manifest, wanted in (
-        ("layer", found["layer_id"], fill_layer, layer_manifest, {}),
-        ("release", found["release_id"], fill_release, release_manifest, must),
+    for kind, name, fill, manifest, wanted, beside in (
+        ("layer", found["layer_id"], fill_layer, layer_manifest, {}, {}),
+        ("release", found["release_id"], fill_release, release_manifest, must, {"build.json": dict(build)}),
     ):
-        done = installer.install(kind, name, fill, manifest, wanted)
+        done = installer.install(kind, name, fill, manifest, wanted, beside)
         answer["changed"] = answer["changed"] or done["changed"]
         answer["seconds"][kind] = done["seconds"]
         answer["bytes_added"] += done["bytes"]

@@ -9,7 +9,7 @@ import os
 import re
 import urllib.parse
 import zipfile
-from typing import Any, Dict, Iterable, List, Mapping, Optional, Sequence, Tuple
+from typing import Any, Dict, Iterable, List, Mapping, Optional, Sequence, Set, Tuple
 
 from ansible_collections.dflash.fleet.plugins.module_utils.errors import DflashError
 from ansible_collections.dflash.fleet.plugins.module_utils.files import sha256_file, short_hash, write_atomic
@@ -86,7 +86,7 @@ def build_requirements(tree: str, device: str, torch: str = "") -> List[str]:
     return sorted(set(lines))
 
 
-def read_requirements(path: str, seen: Optional[set] = None) -> List[str]:
+def read_requirements(path: str, seen: Optional[Set[str]] = None) -> List[str]:
     """The requirement lines of a file and of those that it includes; options and comments are left out."""
     seen = set() if seen is None else seen
     real = os.path.realpath(path)

@@ -39,7 +39,7 @@ def quoted(path: str) -> str:
 def parse_show(text: str) -> Dict[str, str]:
     """``systemctl show`` output: one ``Name=value`` a line."""
     pairs = (line.split("=", 1) for line in text.splitlines() if "=" in line)
-    return {name: value for name, value in pairs}
+    return dict(pairs)
 
 
 def state_of(shown: Dict[str, str]) -> Dict[str, Any]:
@@ -134,7 +134,7 @@ class Systemd(service.Manager):
         return True
 
     def remove(self, name: str) -> bool:
-        known = self.status(name)["state"] != service.ABSENT
+        known = bool(self.status(name)["state"] != service.ABSENT)
         self.stop(name)
         self._ctl("reset-failed", self._unit(name), check=False)
         if os.path.exists(self._path(name)):

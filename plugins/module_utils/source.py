@@ -37,7 +37,7 @@ class Git:
         self.folder, self.env, self.log = folder, dict(env), log
 
     def __call__(self, *words: str, check: bool = True, stdin: Optional[str] = None,
-                 env: Optional[Mapping[str, str]] = None) -> "subprocess.CompletedProcess[str]":
+                 env: Optional[Mapping[str, str]] = None) -> subprocess.CompletedProcess[str]:
         argv = ["git", "-c", "core.autocrlf=false", "-c", "advice.detachedHead=false", "-c", "gc.auto=0", *words]
         self.log("$ git %s" % " ".join(words))
         try:
