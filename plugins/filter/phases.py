@@ -4,9 +4,9 @@
 
 from __future__ import annotations
 
-from typing import Any, Callable, Dict, List, Mapping
+from typing import Any, Callable, Dict, List, Mapping, Sequence
 
-from ansible_collections.dflash.fleet.plugins.module_utils import plan
+from ansible_collections.dflash.fleet.plugins.module_utils import checks, plan
 
 #: Groups of hosts that a phase visits, made by ``group_by`` while the run goes on.
 VISITED: Dict[str, List[str]] = {
@@ -43,9 +43,14 @@ def builders(hostvars: Mapping[str, Any], groups: Mapping[str, List[str]]) -> Di
     return plan.builders(hosts)
 
 
+def against(found: List[Dict[str, Any]], accept_unknown: Sequence[str] = ()) -> List[str]:
+    """One sentence for each required check that stands against a result."""
+    return [checks.sentence(item) for item in checks.blocking(found, accept_unknown, may_be_covered=True)]
+
+
 class FilterModule:
     """Filters of dflash.fleet."""
 
     def filters(self) -> Dict[str, Callable[..., Any]]:
         """Name to function."""
-        return {"phase_hosts": phase_hosts, "builders": builders}
+        return {"phase_hosts": phase_hosts, "builders": builders, "against": against}

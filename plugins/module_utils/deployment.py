@@ -147,7 +147,7 @@ def fallback(instance: Instance) -> str:
 
 
 def revert(instance: Instance) -> Dict[str, str]:
-    """Point ``current`` back to what served before the switch: ``{failed, current}``.
+    """Point ``current`` back to what served before the switch: ``{left, current}``.
 
     ``previous`` becomes what it was before the failed attempt; a failed candidate is never linked.
     With nothing proven to go back to, ``current`` is removed and ``current`` in the answer is empty.
@@ -165,7 +165,7 @@ def revert(instance: Instance) -> Dict[str, str]:
     else:
         _unlink(os.path.join(instance.path, "current"))
     _unlink(os.path.join(instance.path, "switch.json"))
-    return {"failed": failed, "current": target}
+    return {"left": failed, "current": target}
 
 
 def _unlink(path: str) -> None:

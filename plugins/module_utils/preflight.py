@@ -9,6 +9,7 @@ import os
 import re
 import shutil
 import subprocess
+import tempfile
 from typing import Any, Dict, List, Mapping, Optional
 
 from ansible_collections.dflash.fleet.plugins.module_utils import accounts, host, plan, process
@@ -83,16 +84,22 @@ def source_problem(repo: str, account: accounts.Account, deadline: float) -> str
     git = shutil.which("git", path=host.SEARCH)
     if not git:
         return "git is not installed"
-    env = {"PATH": host.SEARCH, "HOME": "/nonexistent", "GIT_TERMINAL_PROMPT": "0", "LC_ALL": "C"}
+    env = {"PATH": host.SEARCH, "GIT_TERMINAL_PROMPT": "0", "LC_ALL": "C"}
     env.update({name: value for name, value in os.environ.items() if re.match(r"^(GIT_SSL|SSL_CERT|https?_proxy|no_proxy)", name)})
-    argv = [git, "ls-remote", "--quiet", "--heads", repo]
-    # A local repository of another owner is refused unless it is named safe; the pin is checked by its hash.
-    env.update(GIT_CONFIG_COUNT="1", GIT_CONFIG_KEY_0="safe.directory", GIT_CONFIG_VALUE_0="*")
-    try:
-        done = subprocess.run(argv, capture_output=True, text=True, timeout=deadline, env=env, cwd="/",
-                              stdin=subprocess.DEVNULL, check=False, **accounts.drop_to(account))
-    except (OSError, subprocess.TimeoutExpired) as error:
-        return "no answer within %d s" % deadline if isinstance(error, subprocess.TimeoutExpired) else str(error)
+    with tempfile.TemporaryDirectory() as home:
+        os.chmod(home, 0o755)
+        # A local repository of another owner is refused unless a configuration file names it safe (an environment
+        # variable does not reach the process that serves it); what is fetched is checked by its hash anyway.
+        with open(os.path.join(home, ".gitconfig"), "w", encoding="utf-8") as handle:
+            handle.write("[safe]\n\tdirectory = *\n")
+        try:
+            done = subprocess.run([git, "ls-remote", "--quiet", "--heads", repo], capture_output=True, text=True,
+                                  timeout=deadline, env=dict(env, HOME=home), cwd="/", stdin=subprocess.DEVNULL,
+                                  check=False, **accounts.drop_to(account))
+        except subprocess.TimeoutExpired:
+            return "no answer within %d s" % deadline
+        except OSError as error:
+            return str(error)
     return "" if done.returncode == 0 else (done.stderr.strip().splitlines() or ["git ls-remote failed"])[0]
 
 

@@ -91,7 +91,7 @@ deployment_id:
   description: Id of the deployment that was staged, switched to, gone back to or proven. Empty when there is none.
   type: str
   returned: success
-failed:
+left:
   description: Id of the deployment that was left, for V(revert).
   type: str
   returned: when action is revert
@@ -148,12 +148,12 @@ def stage(instance: deployment.Instance, given: Dict[str, Any], write: bool) -> 
 def revert(instance: deployment.Instance, write: bool) -> Dict[str, Any]:
     """Go back, and say what is gone back to, so that it can be proven again."""
     if not write:
-        return {"changed": True, "deployment_id": deployment.fallback(instance), "failed": instance.pointed("current")}
+        return {"changed": True, "deployment_id": deployment.fallback(instance), "left": instance.pointed("current")}
     done = deployment.revert(instance)
     folder = instance.folder(done["current"])
     proof = instance.proof(done["current"])
     return {
-        "changed": True, "deployment_id": done["current"], "failed": done["failed"], "proof": proof,
+        "changed": True, "deployment_id": done["current"], "left": done["left"], "proof": proof,
         "release": read_json(os.path.join(folder, "release", "manifest.json")) if done["current"] else None,
         "serving": deployment.serving(instance, done["current"]),
     }

@@ -56,6 +56,12 @@ options:
       - Hash of what shapes the layer beside the wheel's own requirements. It is recorded in the release's manifest.
     type: str
     default: ''
+  extra_index_urls:
+    description:
+      - Package indexes beside the configured one that the locked requirements may come from.
+    type: list
+    elements: str
+    default: []
   user:
     description:
       - The unprivileged account that installs, when the caller is root. Ignored for other callers.
@@ -145,6 +151,7 @@ ARGUMENTS = {
     "lock": {"type": "str", "required": True},
     "python": {"type": "path", "required": True},
     "wheel": {"type": "path", "required": True},
+    "extra_index_urls": {"type": "list", "elements": "str", "default": []},
     "requirements_spec": {"type": "str", "default": ""},
     "user": {"type": "str"},
     "state": {"type": "str", "choices": ["present"], "default": "present"},
@@ -156,7 +163,8 @@ def main() -> None:
     asked = module.params
     try:
         answer = release.present(asked["root"], asked["user"], asked["build"], asked["lock"], asked["python"],
-                                 asked["wheel"], asked["requirements_spec"], os.environ, module.check_mode)
+                                 asked["wheel"], asked["requirements_spec"], os.environ, module.check_mode,
+                                 asked["extra_index_urls"])
     except DflashError as error:
         module.fail_json(msg=str(error), what=error.what, where=error.where, fix=error.fix)
     except (OSError, KeyError) as error:
