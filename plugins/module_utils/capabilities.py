@@ -32,10 +32,19 @@ PROGRAM = (probe_code, probe_answer, probe_swa, probe_capability)
 
 #: What the layer's code reads besides; a drafter's own config wins.
 _BASE: Dict[str, Any] = {
-    "model_type": "qwen3", "architectures": ["DFlashDraftModel"], "hidden_size": 5120, "num_attention_heads": 32,
-    "num_key_value_heads": 8, "head_dim": 128, "rms_norm_eps": 1e-6, "max_position_embeddings": 40960,
-    "rope_parameters": {"rope_theta": 1000000, "rope_type": "default"}, "intermediate_size": 17408, "hidden_act": "silu",
-    "vocab_size": 151936, "attention_bias": False,
+    "model_type": "qwen3",
+    "architectures": ["DFlashDraftModel"],
+    "hidden_size": 5120,
+    "num_attention_heads": 32,
+    "num_key_value_heads": 8,
+    "head_dim": 128,
+    "rms_norm_eps": 1e-6,
+    "max_position_embeddings": 40960,
+    "rope_parameters": {"rope_theta": 1000000, "rope_type": "default"},
+    "intermediate_size": 17408,
+    "hidden_act": "silu",
+    "vocab_size": 151936,
+    "attention_bias": False,
 }
 
 
@@ -51,10 +60,15 @@ class Drafter(NamedTuple):
 def generic(kind: str) -> Drafter:
     """The drafter that stands for all of one kind."""
     layers = {"mixed": GENERIC_LAYERS, "uniform": [SLIDING] * 5, "full": [FULL] * 5}[kind]
-    return read_drafter({
-        "layer_types": layers, "sliding_window": GENERIC_WINDOW, "use_sliding_window": True, "num_hidden_layers": 5,
-        "dflash_config": {"target_layer_ids": GENERIC_IDS, "mask_token_id": 151669},
-    })
+    return read_drafter(
+        {
+            "layer_types": layers,
+            "sliding_window": GENERIC_WINDOW,
+            "use_sliding_window": True,
+            "num_hidden_layers": 5,
+            "dflash_config": {"target_layer_ids": GENERIC_IDS, "mask_token_id": 151669},
+        }
+    )
 
 
 def read_drafter(raw: Mapping[str, Any]) -> Drafter:
@@ -65,7 +79,8 @@ def read_drafter(raw: Mapping[str, Any]) -> Drafter:
         aux = list(raw.get("aux_hidden_state_layer_ids") or [])
         config["eagle_aux_hidden_state_layer_ids"] = aux
         config["dflash_config"] = {
-            "target_layer_ids": [item - 1 for item in aux], "mask_token_id": raw.get("mask_token_id"),
+            "target_layer_ids": [item - 1 for item in aux],
+            "mask_token_id": raw.get("mask_token_id"),
             "causal": not raw.get("sliding_window_non_causal", True),
         }
     else:
@@ -89,7 +104,7 @@ def _causal(config: Mapping[str, Any], dflash: Mapping[str, Any], index: int) ->
     for override in (config.get("is_causal"), dflash.get("causal")):
         if override is not None:
             return bool(override)
-    layers = config.get("layer_types")
+    layers = config.get("layer_types") or []
     return bool(layers) and layers[index] == SLIDING
 
 
@@ -112,8 +127,9 @@ def knows_dflash(package: str, runner: str) -> bool:
     return any(os.path.isfile(os.path.join(package, path)) for path in symbols.RUNNER_FILES[runner])
 
 
-def required_ids(package: str, device: str, drafter: Optional[Drafter], speculative_config: Mapping[str, Any],
-                 runner: str = "auto") -> Set[str]:
+def required_ids(
+    package: str, device: str, drafter: Optional[Drafter], speculative_config: Mapping[str, Any], runner: str = "auto"
+) -> Set[str]:
     """The capability ids that this deployment needs; none without a drafter."""
     if drafter is None:
         return set()
@@ -134,27 +150,61 @@ def cases(drafter: Optional[Drafter]) -> List[Dict[str, Any]]:
     trials = [
         {"what": "the drafter's ids", "config": own.config, "expected": taps},
         {"what": "other ids", "config": _with_ids(own.config, OTHER_IDS), "expected": [item + 1 for item in OTHER_IDS]},
-        {"what": "ids that count from one already", "expected": taps,
-         "config": dict(_with_ids(own.config, ids), eagle_aux_hidden_state_layer_ids=list(taps))},
+        {
+            "what": "ids that count from one already",
+            "expected": taps,
+            "config": dict(_with_ids(own.config, ids), eagle_aux_hidden_state_layer_ids=list(taps)),
+        },
     ]
     out: List[Dict[str, Any]] = []
     for name in RUNNERS:
-        out.append({"id": "capability.layer_offset." + name, "kind": "layer_offset", "runner": name, "trials": trials,
-                    "places": symbols.SYMBOLS.get("capability.layer_offset." + name, []), "expected": taps})
+        out.append(
+            {
+                "id": "capability.layer_offset." + name,
+                "kind": "layer_offset",
+                "runner": name,
+                "trials": trials,
+                "places": symbols.SYMBOLS.get("capability.layer_offset." + name, []),
+                "expected": taps,
+            }
+        )
     for kind in ("uniform", "mixed"):
         form = drafter if drafter is not None and drafter.kind == kind else generic(kind)
         for name in RUNNERS:
-            out.append({"id": "capability.swa.%s.%s" % (kind, name), "kind": "swa", "runner": name, "config": form.config,
-                        "places": symbols.SYMBOLS.get("capability.swa." + name, []),
-                        "expected": [list(item) for item in form.expected]})
+            out.append(
+                {
+                    "id": "capability.swa.%s.%s" % (kind, name),
+                    "kind": "swa",
+                    "runner": name,
+                    "config": form.config,
+                    "places": symbols.SYMBOLS.get("capability.swa." + name, []),
+                    "expected": [list(item) for item in form.expected],
+                }
+            )
     control = {"method": "eagle3", "expected": True}
     answer = {"dflash": False, "eagle3": True}
     places = symbols.SYMBOLS.get("capability.cache_rule", [])
-    out.append({"id": "capability.cache_rule.default", "kind": "cache_rule", "runner": None, "places": places,
-                "trials": [{"method": "dflash", "expected": False}, control], "expected": answer})
-    out.append({"id": "capability.cache_rule.opt_in", "kind": "cache_rule", "runner": None, "places": places,
-                "needs_option": True, "expected": answer,
-                "trials": [{"method": "dflash", "set": {OPTION: True}, "expected": False}, control]})
+    out.append(
+        {
+            "id": "capability.cache_rule.default",
+            "kind": "cache_rule",
+            "runner": None,
+            "places": places,
+            "trials": [{"method": "dflash", "expected": False}, control],
+            "expected": answer,
+        }
+    )
+    out.append(
+        {
+            "id": "capability.cache_rule.opt_in",
+            "kind": "cache_rule",
+            "runner": None,
+            "places": places,
+            "needs_option": True,
+            "expected": answer,
+            "trials": [{"method": "dflash", "set": {OPTION: True}, "expected": False}, control],
+        }
+    )
     return out
 
 
@@ -165,16 +215,26 @@ def _with_ids(config: Mapping[str, Any], ids: List[int]) -> Dict[str, Any]:
     return changed
 
 
-def examine(package: str, python: str, drafter: Optional[Drafter], required: Set[str], *, user: Optional[str] = None,
-            deadline: float = 60.0) -> List[checks.Check]:
+def examine(
+    package: str,
+    python: str,
+    drafter: Optional[Drafter],
+    required: Set[str],
+    *,
+    user: Optional[str] = None,
+    deadline: float = 60.0,
+) -> List[checks.Check]:
     """Answer every capability id for the tree whose ``vllm`` folder is ``package``."""
     asked, answers = [], {}
     for case in cases(drafter):
         if not case["places"]:
             answers[case["id"]] = _unknown(case, {"not_found": "no known place of the deciding code"})
         elif case["runner"] and not knows_dflash(package, case["runner"]):
-            answers[case["id"]] = dict(_unknown(case, {"looked_for": symbols.RUNNER_FILES[case["runner"]]}), status="fail",
-                                       actual="no DFlash for the %s runner in this tree" % case["runner"].upper())
+            answers[case["id"]] = dict(
+                _unknown(case, {"looked_for": symbols.RUNNER_FILES[case["runner"]]}),
+                status="fail",
+                actual="no DFlash for the %s runner in this tree" % case["runner"].upper(),
+            )
         else:
             asked.append(dict(case, places=[_first_there(package, case["places"])]))
     payload = {"cases": asked, "sources": _sources(package, asked)}
@@ -186,8 +246,16 @@ def examine(package: str, python: str, drafter: Optional[Drafter], required: Set
     out = []
     for case in cases(drafter):
         answer = answers[case["id"]]
-        out.append(checks.make(case["id"], answer["status"], answer["expected"], answer["actual"], evidence=answer["evidence"],
-                               level="required" if case["id"] in required else "advisory"))
+        out.append(
+            checks.make(
+                case["id"],
+                answer["status"],
+                answer["expected"],
+                answer["actual"],
+                evidence=answer["evidence"],
+                level="required" if case["id"] in required else "advisory",
+            )
+        )
     return out
 
 
@@ -207,8 +275,12 @@ def _sources(package: str, asked: List[Dict[str, Any]]) -> Dict[str, str]:
     texts: Dict[str, str] = {}
     for case in asked:
         for place in case["places"]:
-            for path in (place["file"], place.get("config_file"), place.get("manager_file"),
-                         place.get("metadata", {}).get("file")):
+            for path in (
+                place["file"],
+                place.get("config_file"),
+                place.get("manager_file"),
+                place.get("metadata", {}).get("file"),
+            ):
                 if path and path not in texts:
                     try:
                         with open(os.path.join(package, path), encoding="utf-8") as handle:

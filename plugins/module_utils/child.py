@@ -24,7 +24,13 @@ from ansible_collections.dflash.fleet.plugins.module_utils.errors import DflashE
 NEUTRAL_FOLDER = "/"
 DEFAULT_USER = "nobody"
 #: Searched, in this order, when the interpreter at hand cannot be run by the service account.
-PYTHONS = ("/usr/bin/python3", "/usr/bin/python3.13", "/usr/bin/python3.12", "/usr/bin/python3.11", "/usr/local/bin/python3")
+PYTHONS = (
+    "/usr/bin/python3",
+    "/usr/bin/python3.13",
+    "/usr/bin/python3.12",
+    "/usr/bin/python3.11",
+    "/usr/local/bin/python3",
+)
 
 _BOOT = """\
 import json, os, sys, types
@@ -77,8 +83,11 @@ def death(number: int) -> str:
         name = signal.Signals(number).name
     except ValueError:
         name = "signal %d" % number
-    extra = {"SIGBUS": " (a mapped file is shorter than it says: truncated library)", "SIGILL": " (built for another processor)",
-             "SIGKILL": " (killed, perhaps for memory)"}
+    extra = {
+        "SIGBUS": " (a mapped file is shorter than it says: truncated library)",
+        "SIGILL": " (built for another processor)",
+        "SIGKILL": " (killed, perhaps for memory)",
+    }
     return "killed by %s%s" % (name, extra.get(name, ""))
 
 
@@ -89,7 +98,9 @@ def account(user: Optional[str]) -> Dict[str, Any]:
     try:
         entry = pwd.getpwnam(user or DEFAULT_USER)
     except KeyError:
-        raise DflashError("There is no account %r to run probes as." % user, "user", "Create it or name another.") from None
+        raise DflashError(
+            "There is no account %r to run probes as." % user, "user", "Create it or name another."
+        ) from None
     if entry.pw_uid == 0:
         raise DflashError("Probes run foreign code and never run as root.", "user", "Name an unprivileged account.")
     groups = [item.gr_gid for item in grp.getgrall() if entry.pw_name in item.gr_mem]
@@ -105,8 +116,16 @@ def environment() -> Dict[str, str]:
 def can_run(python: str, user: Optional[str]) -> bool:
     """Can the account run this interpreter, and is it the one that answers (a venv says its own prefix)?"""
     try:
-        done = subprocess.run([python, "-I", "-B", "-c", "pass"], stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL,
-                              stderr=subprocess.DEVNULL, cwd=NEUTRAL_FOLDER, env=environment(), timeout=30, **account(user))
+        done = subprocess.run(
+            [python, "-I", "-B", "-c", "pass"],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            cwd=NEUTRAL_FOLDER,
+            env=environment(),
+            timeout=30,
+            **account(user),
+        )
     except (OSError, subprocess.SubprocessError):
         return False
     return done.returncode == 0
@@ -117,27 +136,39 @@ def any_python(user: Optional[str]) -> str:
     for candidate in (sys.executable,) + PYTHONS:
         if candidate and os.path.exists(candidate) and can_run(candidate, user):
             return candidate
-    raise DflashError("The account %r can run no Python here." % (user or DEFAULT_USER), "probes",
-                      "Install the distribution's python3.")
+    raise DflashError(
+        "The account %r can run no Python here." % (user or DEFAULT_USER),
+        "probes",
+        "Install the distribution's python3.",
+    )
 
 
 def source_of(module: ModuleType) -> str:
     """The source text of one of our modules, from disk or from the archive that Ansible sends."""
-    loader = getattr(module, "__loader__", None)
-    text = loader.get_source(module.__name__) if loader is not None and hasattr(loader, "get_source") else None
+    loader: Any = getattr(module, "__loader__", None)
+    text: Optional[str] = loader.get_source(module.__name__) if hasattr(loader, "get_source") else None
     if text is None:
         raise DflashError("The source of %s is not at hand." % module.__name__, "probes")
     return text
 
 
-def run(python: str, program: Sequence[ModuleType], payload: Any, *, user: Optional[str] = None,
-        deadline: float = 60.0) -> Outcome:
+def run(
+    python: str, program: Sequence[ModuleType], payload: Any, *, user: Optional[str] = None, deadline: float = 60.0
+) -> Outcome:
     """Run the modules of ``program`` in order and return what ``main(payload)`` of the last one returns."""
     job = json.dumps({"program": [[module.__name__, source_of(module)] for module in program], "payload": payload})
     argv: List[str] = [python, "-I", "-B", "-c", _BOOT]
     try:
-        process = subprocess.Popen(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
-                                   cwd=NEUTRAL_FOLDER, env=environment(), start_new_session=True, **account(user))
+        process = subprocess.Popen(
+            argv,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            cwd=NEUTRAL_FOLDER,
+            env=environment(),
+            start_new_session=True,
+            **account(user),
+        )
     except OSError as error:
         return Outcome(None, 127, "%s: %s" % (python, error.strerror or error), False, deadline)
     timed_out = False

@@ -23,19 +23,23 @@ def is_vllm(name: str) -> bool:
 def site_of(seen: Mapping[str, Any]) -> Optional[str]:
     """The site-packages folder from which ``import vllm`` takes the package; None where there is none."""
     if seen.get("origin"):
-        return os.path.dirname(os.path.dirname(seen["origin"]))
-    return os.path.dirname(seen["distributions"][0]["folder"]) if seen.get("distributions") else None
+        return os.path.dirname(os.path.dirname(str(seen["origin"])))
+    return os.path.dirname(str(seen["distributions"][0]["folder"])) if seen.get("distributions") else None
 
 
 def shown(items: Sequence[Any]) -> List[Any]:
     """The first findings; a count stands beside them in the evidence."""
-    return list(items[:record.SHOWN])
+    return list(items[: record.SHOWN])
 
 
-def distribution(site: str, installed: Sequence[record.Distribution], seen: Optional[Mapping[str, Any]], reason: str,
-                 level: str) -> checks.Check:
+def distribution(
+    site: str, installed: Sequence[record.Distribution], seen: Optional[Mapping[str, Any]], reason: str, level: str
+) -> checks.Check:
     """Exactly one distribution, no leftovers, and the interpreter takes the package from it."""
-    evidence: Dict[str, Any] = {"site": site, "distributions": ["%s %s" % (item.name, item.version) for item in installed]}
+    evidence: Dict[str, Any] = {
+        "site": site,
+        "distributions": ["%s %s" % (item.name, item.version) for item in installed],
+    }
     expected = "one vllm distribution in %s" % site
     problem = ""
     left = [name for name in record.leftovers(site) if "llm" in name]
@@ -54,8 +58,14 @@ def distribution(site: str, installed: Sequence[record.Distribution], seen: Opti
             problem = "the interpreter sees %d distributions: %s" % (len(everywhere), ", ".join(sorted(everywhere)))
         elif os.path.realpath(seen["origin"] or "") != os.path.realpath(os.path.join(site, "vllm", "__init__.py")):
             problem = "import takes vllm from %s" % seen["origin"]
-    return checks.make("complete.distribution", "fail" if problem else "pass", expected, problem or expected, level=level,
-                       evidence=evidence)
+    return checks.make(
+        "complete.distribution",
+        "fail" if problem else "pass",
+        expected,
+        problem or expected,
+        level=level,
+        evidence=evidence,
+    )
 
 
 def by_record(site: str, found: record.Distribution, level: str) -> checks.Check:
@@ -66,18 +76,38 @@ def by_record(site: str, found: record.Distribution, level: str) -> checks.Check
         return checks.make("complete.record", "fail", expected, "no %s/RECORD" % found.folder, level=level)
     if wrong:
         first = wrong[0]
-        actual = "%s: %s" % (first["path"], first["problem"]) + (" and %d more" % (len(wrong) - 1) if len(wrong) > 1 else "")
-        return checks.make("complete.record", "fail", expected, actual, level=level,
-                           evidence={"count": len(wrong), "files": shown(wrong)})
-    return checks.make("complete.record", "pass", expected, expected, level=level,
-                       evidence={"files": len(record.entries(site, found.folder) or [])})
+        actual = "%s: %s" % (first["path"], first["problem"]) + (
+            " and %d more" % (len(wrong) - 1) if len(wrong) > 1 else ""
+        )
+        return checks.make(
+            "complete.record",
+            "fail",
+            expected,
+            actual,
+            level=level,
+            evidence={"count": len(wrong), "files": shown(wrong)},
+        )
+    return checks.make(
+        "complete.record",
+        "pass",
+        expected,
+        expected,
+        level=level,
+        evidence={"files": len(record.entries(site, found.folder) or [])},
+    )
 
 
 def extra_files(site: str, folders: Sequence[str], level: str) -> checks.Check:
     """Importable files in the package that no RECORD knows."""
     extra = record.unknown_files(site, "vllm", folders)
-    return checks.make("complete.extra_files", "fail" if extra else "pass", "none", shown(extra) or "none", level=level,
-                       evidence={"count": len(extra)})
+    return checks.make(
+        "complete.extra_files",
+        "fail" if extra else "pass",
+        "none",
+        shown(extra) or "none",
+        level=level,
+        evidence={"count": len(extra)},
+    )
 
 
 def layer_folder(root: Optional[str], release: Optional[Mapping[str, Any]]) -> Optional[str]:
@@ -88,8 +118,13 @@ def layer_folder(root: Optional[str], release: Optional[Mapping[str, Any]]) -> O
     return os.path.join(os.path.dirname(os.path.dirname(os.path.abspath(root))), "layers", str(name))
 
 
-def others(site: str, installed: Sequence[record.Distribution], seen: Optional[Mapping[str, Any]], layer: Optional[str],
-           level: str) -> List[checks.Check]:
+def others(
+    site: str,
+    installed: Sequence[record.Distribution],
+    seen: Optional[Mapping[str, Any]],
+    layer: Optional[str],
+    level: str,
+) -> List[checks.Check]:
     """RECORD, files that nobody knows, the layer's files, and requirements."""
     out = []
     if layer is not None:
@@ -109,9 +144,14 @@ def by_layer(layer: str, level: str) -> checks.Check:
         return checks.make("complete.layer", "fail", "a stat table", "no %s/stat.json" % layer, level=level)
     found = record.compare_stat(layer, stat)
     wrong = [path for key in ("missing", "changed", "extra", "rehashed") for path in found[key]]
-    return checks.make("complete.layer", "pass" if found["ok"] else "fail", "every file as installed",
-                       shown(wrong) or "every file as installed", level=level,
-                       evidence={key: len(found[key]) for key in ("missing", "changed", "extra", "rehashed")})
+    return checks.make(
+        "complete.layer",
+        "pass" if found["ok"] else "fail",
+        "every file as installed",
+        shown(wrong) or "every file as installed",
+        level=level,
+        evidence={key: len(found[key]) for key in ("missing", "changed", "extra", "rehashed")},
+    )
 
 
 def requirements(site: str, found: record.Distribution, installed: Sequence[str]) -> checks.Check:
@@ -122,8 +162,13 @@ def requirements(site: str, found: record.Distribution, installed: Sequence[str]
         match = re.match(r"[A-Za-z0-9._-]+", line)
         if match and ";" not in line and record.normal_name(match.group(0)) not in there:
             missing.append(match.group(0))
-    return checks.make("complete.requirements", "fail" if missing else "pass", "none missing", missing or "none missing",
-                       level="advisory")
+    return checks.make(
+        "complete.requirements",
+        "fail" if missing else "pass",
+        "none missing",
+        missing or "none missing",
+        level="advisory",
+    )
 
 
 def torch_cuda(sites: Sequence[str]) -> Optional[str]:
@@ -135,31 +180,73 @@ def torch_cuda(sites: Sequence[str]) -> Optional[str]:
         except (OSError, SyntaxError):
             continue
         for stmt in tree.body:
-            target = stmt.target if isinstance(stmt, ast.AnnAssign) else stmt.targets[0] if isinstance(stmt, ast.Assign) else None
+            target = (
+                stmt.target
+                if isinstance(stmt, ast.AnnAssign)
+                else stmt.targets[0]
+                if isinstance(stmt, ast.Assign)
+                else None
+            )
             value = getattr(stmt, "value", None)
             if getattr(target, "id", "") == "cuda" and isinstance(value, ast.Constant):
                 return str(value.value) if value.value else None
     return None
 
 
-def binaries(package: str, compiled: Mapping[str, str], expected: Sequence[extensions.Expected], device: str,
-             torch_version: Optional[str], level: str) -> List[checks.Check]:
+def binaries(
+    package: str,
+    compiled: Mapping[str, str],
+    expected: Sequence[extensions.Expected],
+    device: str,
+    torch_version: Optional[str],
+    level: str,
+) -> List[checks.Check]:
     """Extensions that must be there, whole ELF files, one CUDA major version."""
     wanted = [item.module for item in expected if item.required]
     missing = [name for name in wanted if name not in compiled]
     if not wanted:
-        out = [checks.make("complete.extensions", "unknown", None, sorted(compiled), level=level,
-                           hint="Neither manifest nor source nor release data say which extensions belong here.")]
+        out = [
+            checks.make(
+                "complete.extensions",
+                "unknown",
+                None,
+                sorted(compiled),
+                level=level,
+                hint="Neither manifest nor source nor release data say which extensions belong here.",
+            )
+        ]
     else:
-        out = [checks.make("complete.extensions", "fail" if missing else "pass", wanted,
-                           "missing: %s" % ", ".join(missing) if missing else sorted(compiled), level=level,
-                           evidence={"package": package, "absent_optional": [
-                               item.module for item in expected if not item.required and item.module not in compiled]})]
+        out = [
+            checks.make(
+                "complete.extensions",
+                "fail" if missing else "pass",
+                wanted,
+                "missing: %s" % ", ".join(missing) if missing else sorted(compiled),
+                level=level,
+                evidence={
+                    "package": package,
+                    "absent_optional": [
+                        item.module for item in expected if not item.required and item.module not in compiled
+                    ],
+                },
+            )
+        ]
     read = {name: extensions.read_elf(path) for name, path in compiled.items()}
-    broken = ["%s %s" % (os.path.relpath(compiled[name], os.path.dirname(package)), elf.problem)
-              for name, elf in read.items() if elf.problem]
-    out.append(checks.make("ext.elf", "fail" if broken else "pass", "whole files", "; ".join(broken) or "whole files",
-                           level=level, evidence={name: elf.size for name, elf in read.items()}))
+    broken = [
+        "%s %s" % (os.path.relpath(compiled[name], os.path.dirname(package)), elf.problem)
+        for name, elf in read.items()
+        if elf.problem
+    ]
+    out.append(
+        checks.make(
+            "ext.elf",
+            "fail" if broken else "pass",
+            "whole files",
+            "; ".join(broken) or "whole files",
+            level=level,
+            evidence={name: elf.size for name, elf in read.items()},
+        )
+    )
     if device != "cuda":
         out.append(checks.make("ext.cuda_major", "skip", level="advisory", evidence="no CUDA build"))
         return out
@@ -168,6 +255,14 @@ def binaries(package: str, compiled: Mapping[str, str], expected: Sequence[exten
     if torch_version:
         named.add(torch_version.split(".")[0])
     status = "pass" if len(named) == 1 else ("unknown" if not named else "fail")
-    out.append(checks.make("ext.cuda_major", status, "one CUDA major version", sorted(named), level=level,
-                           evidence={"torch": torch_version, "libraries": {k: v for k, v in majors.items() if v}}))
+    out.append(
+        checks.make(
+            "ext.cuda_major",
+            status,
+            "one CUDA major version",
+            sorted(named),
+            level=level,
+            evidence={"torch": torch_version, "libraries": {k: v for k, v in majors.items() if v}},
+        )
+    )
     return out

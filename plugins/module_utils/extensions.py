@@ -20,14 +20,48 @@ SUFFIX = re.compile(r"(\.abi3|\.cpython-[^.]+)?\.so$")
 #: Read from the wheels of 0.20.0 to 0.33.0; the last entry at or below a version counts.
 RELEASE_EXTENSIONS: Dict[str, List[Tuple[Tuple[int, int], List[str]]]] = {
     "cuda": [
-        ((0, 20), ["vllm._C", "vllm._C_stable_libtorch", "vllm._moe_C", "vllm.cumem_allocator",
-                   "vllm.vllm_flash_attn._vllm_fa2_C"]),
-        ((0, 22), ["vllm._C", "vllm._C_stable_libtorch", "vllm._moe_C", "vllm.cumem_allocator",
-                   "vllm.vllm_flash_attn._vllm_fa2_C", "vllm.spinloop"]),
-        ((0, 24), ["vllm._C_stable_libtorch", "vllm._moe_C_stable_libtorch", "vllm.cumem_allocator",
-                   "vllm.vllm_flash_attn._vllm_fa2_C", "vllm.spinloop"]),
-        ((0, 25), ["vllm._C_stable_libtorch", "vllm._moe_C_stable_libtorch", "vllm.cumem_allocator",
-                   "vllm.vllm_flash_attn._vllm_fa2_C", "vllm.spinloop", "vllm.fs_io_C"]),
+        (
+            (0, 20),
+            [
+                "vllm._C",
+                "vllm._C_stable_libtorch",
+                "vllm._moe_C",
+                "vllm.cumem_allocator",
+                "vllm.vllm_flash_attn._vllm_fa2_C",
+            ],
+        ),
+        (
+            (0, 22),
+            [
+                "vllm._C",
+                "vllm._C_stable_libtorch",
+                "vllm._moe_C",
+                "vllm.cumem_allocator",
+                "vllm.vllm_flash_attn._vllm_fa2_C",
+                "vllm.spinloop",
+            ],
+        ),
+        (
+            (0, 24),
+            [
+                "vllm._C_stable_libtorch",
+                "vllm._moe_C_stable_libtorch",
+                "vllm.cumem_allocator",
+                "vllm.vllm_flash_attn._vllm_fa2_C",
+                "vllm.spinloop",
+            ],
+        ),
+        (
+            (0, 25),
+            [
+                "vllm._C_stable_libtorch",
+                "vllm._moe_C_stable_libtorch",
+                "vllm.cumem_allocator",
+                "vllm.vllm_flash_attn._vllm_fa2_C",
+                "vllm.spinloop",
+                "vllm.fs_io_C",
+            ],
+        ),
     ],
     "cpu": [
         ((0, 20), ["vllm._C", "vllm._C_AVX2"]),
@@ -55,8 +89,9 @@ class Elf(NamedTuple):
     needed: List[str]
 
 
-def from_setup(text: str, device: str, machine: str = "x86_64", cuda: str = "13.0",
-               python: Tuple[int, int] = (3, 11)) -> List[Expected]:
+def from_setup(
+    text: str, device: str, machine: str = "x86_64", cuda: str = "13.0", python: Tuple[int, int] = (3, 11)
+) -> List[Expected]:
     """The extensions that a ``setup.py`` builds for a device, read from its syntax tree.
 
     A condition that cannot be read (a build flag, an environment variable) makes what stands below it optional.
@@ -102,8 +137,12 @@ def _truth(test: ast.expr, facts: Dict[str, str]) -> Optional[bool]:
     if isinstance(test, ast.Call):
         device = facts["device"]
         return {
-            "_is_cuda": device == "cuda", "_is_hip": device == "rocm", "_is_cpu": device == "cpu", "_is_xpu": False,
-            "_build_custom_ops": device in ("cuda", "rocm"), "_no_device": False,
+            "_is_cuda": device == "cuda",
+            "_is_hip": device == "rocm",
+            "_is_cpu": device == "cpu",
+            "_is_xpu": False,
+            "_build_custom_ops": device in ("cuda", "rocm"),
+            "_no_device": False,
         }.get(getattr(test.func, "id", ""))
     if isinstance(test, ast.Compare) and len(test.ops) == 1:
         left, right = ast.unparse(test.left), test.comparators[0]
@@ -203,7 +242,7 @@ def _needed(handle: Any, sections: List[Tuple[int, int, int, int]]) -> List[str]
         for i in range(0, length - 15, 16):
             tag, value = struct.unpack_from("<QQ", dynamic, i)
             if tag == 1:
-                out.append(names[value:names.index(b"\0", value)].decode("utf-8", "replace"))
+                out.append(names[value : names.index(b"\0", value)].decode("utf-8", "replace"))
         return out
     return []
 

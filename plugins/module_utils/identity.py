@@ -63,8 +63,14 @@ def of_tree(tree: str) -> Dict[str, Any]:
     """Identity of a folder that holds ``vllm/``."""
     said = package_version(os.path.join(tree, "vllm"))
     return {
-        "kind": "tree", "path": tree, "distribution": None, "version": None,
-        "package_version": said["version"], "commit_id": said["commit_id"], "head": git_head(tree), "direct_url": None,
+        "kind": "tree",
+        "path": tree,
+        "distribution": None,
+        "version": None,
+        "package_version": said["version"],
+        "commit_id": said["commit_id"],
+        "head": git_head(tree),
+        "direct_url": None,
     }
 
 
@@ -73,14 +79,23 @@ def of_site(site: str, found: Optional[record.Distribution]) -> Dict[str, Any]:
     said = package_version(os.path.join(site, "vllm"))
     origin = files.read_json(os.path.join(site, found.folder, "direct_url.json")) if found else None
     return {
-        "kind": "installed", "path": site, "distribution": found.name if found else None,
-        "version": found.version if found else None, "package_version": said["version"],
-        "commit_id": said["commit_id"], "head": None, "direct_url": origin,
+        "kind": "installed",
+        "path": site,
+        "distribution": found.name if found else None,
+        "version": found.version if found else None,
+        "package_version": said["version"],
+        "commit_id": said["commit_id"],
+        "head": None,
+        "direct_url": origin,
     }
 
 
-def judge(identity: Mapping[str, Any], manifest: Optional[Mapping[str, Any]] = None,
-          release: Optional[Mapping[str, Any]] = None, level: str = "required") -> List[checks.Check]:
+def judge(
+    identity: Mapping[str, Any],
+    manifest: Optional[Mapping[str, Any]] = None,
+    release: Optional[Mapping[str, Any]] = None,
+    level: str = "required",
+) -> List[checks.Check]:
     """The identity checks.  ``manifest`` is the build's, ``release`` the release's; without them it only tells."""
     out = [_commit(identity, manifest, level), _version(identity, manifest, level)]
     if release is not None:
@@ -92,23 +107,42 @@ def _commit(identity: Mapping[str, Any], manifest: Optional[Mapping[str, Any]], 
     said = identity["commit_id"] or ""
     short = said[1:] if said.startswith("g") else said
     version = identity["version"] or identity["package_version"] or ""
-    evidence = {"commit_id": identity["commit_id"], "head": identity["head"], "version": version,
-                "direct_url": identity["direct_url"]}
+    evidence = {
+        "commit_id": identity["commit_id"],
+        "head": identity["head"],
+        "version": version,
+        "direct_url": identity["direct_url"],
+    }
     expected = (manifest or {}).get("commit") or identity["head"]
     if DIRTY.search(version):
-        return checks.make("identity.commit", "fail", expected or "a clean tree", "%s: the tree had uncommitted changes" % version,
-                           level=level, evidence=evidence)
+        return checks.make(
+            "identity.commit",
+            "fail",
+            expected or "a clean tree",
+            "%s: the tree had uncommitted changes" % version,
+            level=level,
+            evidence=evidence,
+        )
     origin = ((identity["direct_url"] or {}).get("vcs_info") or {}).get("commit_id")
     if not short and not origin and identity["head"] and identity["kind"] == "tree":
         short = str(identity["head"])  # a clone that was never built
     if not short and not origin:
-        return checks.make("identity.commit", "unknown", expected, None, level=level, evidence=evidence,
-                           hint="This build records no commit; only the hash of its wheel names it.")
+        return checks.make(
+            "identity.commit",
+            "unknown",
+            expected,
+            None,
+            level=level,
+            evidence=evidence,
+            hint="This build records no commit; only the hash of its wheel names it.",
+        )
     actual = origin or short
     if not expected:
         return checks.make("identity.commit", "pass", None, actual, level="advisory", evidence=evidence)
     agrees = all(str(expected).startswith(part) for part in (short, origin) if part)
-    return checks.make("identity.commit", "pass" if agrees else "fail", expected, actual, level=level, evidence=evidence)
+    return checks.make(
+        "identity.commit", "pass" if agrees else "fail", expected, actual, level=level, evidence=evidence
+    )
 
 
 def _version(identity: Mapping[str, Any], manifest: Optional[Mapping[str, Any]], level: str) -> checks.Check:
@@ -118,15 +152,18 @@ def _version(identity: Mapping[str, Any], manifest: Optional[Mapping[str, Any]],
     if package is None and identity["kind"] == "tree":
         return checks.make("identity.version", "skip", level="advisory", evidence="a source tree that was never built")
     if package is None:
-        return checks.make("identity.version", "fail", "a version in vllm/_version.py", None, level=level, evidence=evidence)
+        return checks.make(
+            "identity.version", "fail", "a version in vllm/_version.py", None, level=level, evidence=evidence
+        )
     if metadata is not None and not _longer(metadata, package):
         return checks.make("identity.version", "fail", metadata, package, level=level, evidence=evidence)
     for key, value in (("version", metadata), ("package_version", package)):
         wanted = (manifest or {}).get(key)
         if wanted and value is not None and wanted != value:
             return checks.make("identity.version", "fail", wanted, value, level=level, evidence=evidence)
-    return checks.make("identity.version", "pass", (manifest or {}).get("version"), metadata or package, level=level,
-                       evidence=evidence)
+    return checks.make(
+        "identity.version", "pass", (manifest or {}).get("version"), metadata or package, level=level, evidence=evidence
+    )
 
 
 def _longer(metadata: str, package: str) -> bool:
@@ -137,6 +174,14 @@ def _wheel(manifest: Optional[Mapping[str, Any]], release: Mapping[str, Any], le
     expected = ((manifest or {}).get("wheel") or {}).get("sha256")
     actual = release.get("wheel_sha256")
     if not expected:
-        return checks.make("identity.wheel", "skip", None, actual, level="advisory", evidence="no build manifest to compare with")
-    return checks.make("identity.wheel", "pass" if expected == actual else "fail", expected, actual, level=level,
-                       evidence={"release_id": release.get("release_id")})
+        return checks.make(
+            "identity.wheel", "skip", None, actual, level="advisory", evidence="no build manifest to compare with"
+        )
+    return checks.make(
+        "identity.wheel",
+        "pass" if expected == actual else "fail",
+        expected,
+        actual,
+        level=level,
+        evidence={"release_id": release.get("release_id")},
+    )

@@ -16,8 +16,17 @@ ILLEGAL = 4
 NO_DRIVER = "libcuda.so.1: cannot open shared object file"
 
 
-def examine(python: str, package: str, compiled: Mapping[str, str], expected: Sequence[extensions.Expected], device: str, *,
-            user: Optional[str], deadline: float, level: str) -> List[checks.Check]:
+def examine(
+    python: str,
+    package: str,
+    compiled: Mapping[str, str],
+    expected: Sequence[extensions.Expected],
+    device: str,
+    *,
+    user: Optional[str],
+    deadline: float,
+    level: str,
+) -> List[checks.Check]:
     """One check per expected extension (and per optional one that is there), each loaded in a process of its own.
 
     On CPU hosts ``ext.import:vllm._C`` stands for the variant that this tree picks on this processor; the
@@ -28,13 +37,16 @@ def examine(python: str, package: str, compiled: Mapping[str, str], expected: Se
     listed += [name for name in compiled if name not in required and name in extensions.CPU_VARIANTS]
     payload = {
         "extensions": [{"module": name, "path": compiled[name]} for name in listed if name in compiled],
-        "deadline": min(ONE_DEADLINE, deadline), "platform_source": _platform(package) if device == "cpu" else "",
+        "deadline": min(ONE_DEADLINE, deadline),
+        "platform_source": _platform(package) if device == "cpu" else "",
     }
     outcome = child.run(python, [probe_code, probe_native], payload, user=user, deadline=deadline)
-    seen: Dict[str, Any] = outcome.value if outcome.ok else {"torch_error": outcome.reason, "results": [], "variant": None}
+    seen: Dict[str, Any] = (
+        outcome.value if outcome.ok else {"torch_error": outcome.reason, "results": [], "variant": None}
+    )
     results = {item["module"]: item for item in seen["results"]}
     chosen = _chosen(seen["variant"], listed) if device == "cpu" else None
-    out = []
+    out: List[checks.Check] = []
     for name in listed:
         own_level = level if required.get(name, True) else "advisory"
         if device == "cpu" and name in extensions.CPU_VARIANTS:
@@ -72,8 +84,9 @@ def _cpu_flags() -> List[str]:
         return []
 
 
-def _evidence(path: Optional[str], result: Optional[Mapping[str, Any]], seen: Mapping[str, Any],
-              variant: Optional[str]) -> Dict[str, Any]:
+def _evidence(
+    path: Optional[str], result: Optional[Mapping[str, Any]], seen: Mapping[str, Any], variant: Optional[str]
+) -> Dict[str, Any]:
     evidence: Dict[str, Any] = {"path": path, "torch": seen.get("torch")}
     if variant:
         evidence["variant"] = variant
@@ -93,25 +106,58 @@ def _trouble(path: Optional[str], result: Optional[Mapping[str, Any]], seen: Map
     return "%s: %s" % (os.path.basename(path), child.death(result["signal"]) if result["signal"] else result["error"])
 
 
-def _import(name: str, variant: Optional[str], path: Optional[str], result: Optional[Mapping[str, Any]],
-            seen: Mapping[str, Any], level: str) -> checks.Check:
+def _import(
+    name: str,
+    variant: Optional[str],
+    path: Optional[str],
+    result: Optional[Mapping[str, Any]],
+    seen: Mapping[str, Any],
+    level: str,
+) -> checks.Check:
     trouble = _trouble(path, result, seen)
     evidence = _evidence(path, result, seen, variant)
     if NO_DRIVER in trouble:
-        return checks.make("ext.import:" + name, "unknown", "imports", trouble, level="advisory", evidence=evidence,
-                           hint="This host has no NVIDIA driver; the file checks stand for the import until it has one.")
-    return checks.make("ext.import:" + name, "fail" if trouble else "pass", "imports", trouble or "imports", level=level,
-                       evidence=evidence)
+        return checks.make(
+            "ext.import:" + name,
+            "unknown",
+            "imports",
+            trouble,
+            level="advisory",
+            evidence=evidence,
+            hint="This host has no NVIDIA driver; the file checks stand for the import until it has one.",
+        )
+    return checks.make(
+        "ext.import:" + name,
+        "fail" if trouble else "pass",
+        "imports",
+        trouble or "imports",
+        level=level,
+        evidence=evidence,
+    )
 
 
-def _operators(name: str, path: Optional[str], result: Optional[Mapping[str, Any]], seen: Mapping[str, Any],
-               level: str) -> checks.Check:
+def _operators(
+    name: str, path: Optional[str], result: Optional[Mapping[str, Any]], seen: Mapping[str, Any], level: str
+) -> checks.Check:
     trouble = _trouble(path, result, seen)
     evidence = _evidence(path, result, seen, None)
     if result and result["signal"] == ILLEGAL:
-        return checks.make("ext.ops:" + name, "unknown", "operators", trouble, level="advisory", evidence=evidence,
-                           hint="This processor cannot run the variant, and does not need it.")
+        return checks.make(
+            "ext.ops:" + name,
+            "unknown",
+            "operators",
+            trouble,
+            level="advisory",
+            evidence=evidence,
+            hint="This processor cannot run the variant, and does not need it.",
+        )
     if not trouble and result and not result["ops"]:
         trouble = "registers no operator"
-    return checks.make("ext.ops:" + name, "fail" if trouble else "pass", "operators",
-                       trouble or "%d operators" % (result or {}).get("ops", 0), level=level, evidence=evidence)
+    return checks.make(
+        "ext.ops:" + name,
+        "fail" if trouble else "pass",
+        "operators",
+        trouble or "%d operators" % (result or {}).get("ops", 0),
+        level=level,
+        evidence=evidence,
+    )

@@ -1,15 +1,24 @@
 # Copyright The dflash.fleet authors
 # SPDX-License-Identifier: Apache-2.0
-"""What the capability probes share: files, answers, refusals.  Part of a child's program, after ``probe_code.py``."""
+"""What the capability probes share: files, answers, refusals, following a value.
+
+Part of a child's program, after ``probe_code.py``.
+"""
 
 from __future__ import annotations
 
 import ast
 import copy
 import inspect
-from typing import Any, Dict, List
+from typing import Any, Dict, List, Optional, Set
 
-from ansible_collections.dflash.fleet.plugins.module_utils.probe_code import NotFound, Source, Stub
+from ansible_collections.dflash.fleet.plugins.module_utils.probe_code import (
+    NotFound,
+    Source,
+    Stub,
+    binds,
+    last_name,
+)
 
 #: Errors by which vLLM itself refuses a configuration; anything else means that the probe does not know.
 REFUSALS = (NotImplementedError, ValueError, AssertionError)
@@ -82,3 +91,60 @@ def fill(function: Any, values: Dict[str, Any]) -> Dict[str, Any]:
         elif parameter.default is parameter.empty:
             filled[name] = Stub(name)
     return filled
+
+
+# ------------------------------------------------------------------ following a value
+
+
+def key_of(node: ast.AST) -> Optional[str]:
+    """``name`` or ``self.name`` as one string; None for other expressions."""
+    if isinstance(node, ast.Name):
+        return node.id
+    if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name):
+        return "%s.%s" % (node.value.id, node.attr)
+    return None
+
+
+def _reads(node: ast.AST) -> Set[str]:
+    return {key for key in (key_of(item) for item in ast.walk(node)) if key}
+
+
+def backward(body: List[ast.stmt], wanted: Set[str]) -> List[ast.stmt]:
+    """The statements that decide the values of ``wanted`` (plain names and attributes of names), in order."""
+    while True:
+        before = len(wanted)
+        kept = _filter(body, wanted)
+        for stmt in kept:
+            wanted |= _reads(stmt)
+        if len(wanted) == before:
+            return kept
+
+
+def _filter(body: List[ast.stmt], wanted: Set[str]) -> List[ast.stmt]:
+    out: List[ast.stmt] = []
+    for stmt in body:
+        if isinstance(stmt, (ast.Assign, ast.AnnAssign, ast.AugAssign)):
+            targets = stmt.targets if isinstance(stmt, ast.Assign) else [stmt.target]
+            flat = [part for target in targets for part in getattr(target, "elts", [target])]
+            if any(key_of(target) in wanted for target in flat):
+                out.append(stmt)
+        elif isinstance(stmt, (ast.If, ast.For, ast.While, ast.With, ast.Try)):
+            fields = {
+                name: _filter(getattr(stmt, name), wanted)
+                for name in ("body", "orelse", "finalbody")
+                if getattr(stmt, name, None)
+            }
+            walrus = any(isinstance(item, ast.NamedExpr) and item.target.id in wanted for item in ast.walk(stmt))
+            if any(fields.values()) or (walrus and isinstance(stmt, ast.If)):
+                part = copy.copy(stmt)
+                for name, kept in fields.items():
+                    setattr(part, name, kept or ([ast.Pass()] if name == "body" else []))
+                out.append(ast.fix_missing_locations(part))
+        elif isinstance(stmt, (ast.Import, ast.ImportFrom)) and set(binds(stmt)) & wanted:
+            out.append(stmt)
+    return out
+
+
+def calls(node: ast.AST, name: str) -> List[ast.Call]:
+    """Calls of ``name`` (plain or as an attribute) inside ``node``."""
+    return [item for item in ast.walk(node) if isinstance(item, ast.Call) and last_name(item) == name]

@@ -13,10 +13,27 @@ import copy
 from typing import Any, Dict, List, Optional, Set, Tuple
 
 from ansible_collections.dflash.fleet.plugins.module_utils.probe_answer import (
-    Answer, Files, Refused, answer, ask, function, plain, short,
+    Answer,
+    Files,
+    Refused,
+    answer,
+    ask,
+    backward,
+    calls,
+    function,
+    key_of,
+    plain,
+    short,
 )
 from ansible_collections.dflash.fleet.plugins.module_utils.probe_code import (
-    LOG, Loose, NotFound, Source, Strict, Stub, Undecided, backward, calls, names_in,
+    LOG,
+    Loose,
+    NotFound,
+    Source,
+    Strict,
+    Stub,
+    Undecided,
+    names_in,
 )
 from ansible_collections.dflash.fleet.plugins.module_utils.probe_swa import swa
 
@@ -46,6 +63,7 @@ def main(payload: Dict[str, Any]) -> List[Answer]:
 
 # ------------------------------------------------------------------ target layer ids
 
+
 def layer_offset(files: Files, case: Dict[str, Any]) -> Answer:
     """Run the function that reads the ids for each trial, then the code that hands its answer to the model."""
     place = case["places"][0]
@@ -54,14 +72,20 @@ def layer_offset(files: Files, case: Dict[str, Any]) -> Answer:
     deciding = source.method(cls, name) if cls else source.find(name)
     caller = _caller(source, name, place["sink"], cls)
     evidence: Dict[str, Any] = {"function": "%s:%d %s" % (place["file"], deciding.lineno, name), "trials": []}
-    space = source.load([cls or name] + (sorted(names_in(caller)) if caller else []), only={cls: {name}} if cls else None)
+    space = source.load(
+        [cls or name] + (sorted(names_in(caller)) if caller else []), only={cls: {name}} if cls else None
+    )
     if caller is not None:
         source.run(caller, space)
         evidence["user"] = "%s:%d hands it to %s" % (place["file"], caller.lineno, place["sink"])
     wrong = []
     for trial in case["trials"]:
-        spec = Loose(method="dflash", use_eagle=lambda: True, use_dflash=lambda: True,
-                     draft_model_config=Loose(hf_config=Strict(**copy.deepcopy(trial["config"]))))
+        spec = Loose(
+            method="dflash",
+            use_eagle=lambda: True,
+            use_dflash=lambda: True,
+            draft_model_config=Loose(hf_config=Strict(**copy.deepcopy(trial["config"]))),
+        )
         owner: Any = None
         if cls:
             owner = space[cls].__new__(space[cls])
@@ -86,7 +110,9 @@ def layer_offset(files: Files, case: Dict[str, Any]) -> Answer:
         shown = wrong[0]
         return answer("fail", shown["expected"], shown.get("used", shown["function"]) or "no layers", evidence)
     if caller is None:
-        return answer("unknown", case["expected"], actual, dict(evidence, not_found="nothing hands the ids to the model"))
+        return answer(
+            "unknown", case["expected"], actual, dict(evidence, not_found="nothing hands the ids to the model")
+        )
     return answer("pass", case["expected"], actual, evidence)
 
 
@@ -106,7 +132,7 @@ def _caller(source: Source, name: str, sink: str, cls: Optional[str]) -> Optiona
             start = next(i for i, stmt in enumerate(body) if calls(stmt, name))
             ends = [i for i, stmt in enumerate(body) if i >= start and calls(stmt, sink)]
             if ends:
-                return function("__follow__", method, body[start:ends[-1] + 1])
+                return function("__follow__", method, body[start : ends[-1] + 1])
             body = None
     return None
 
@@ -125,20 +151,28 @@ def _innermost(body: List[ast.stmt], name: str) -> Optional[List[ast.stmt]]:
 
 # ------------------------------------------------------------------ tail block of the prefix cache
 
+
 def cache_rule(files: Files, case: Dict[str, Any]) -> Answer:
     """Run what decides the scheduler's ``use_eagle=`` for each trial, and check that the manager hands it on."""
     place = case["places"][0]
     config = files.source(place["config_file"], {})
     option_declared = place["option"] in _fields(config.find(place["config_class"]))
     if case.get("needs_option") and not option_declared:
-        return answer("fail", case["expected"], "no option %s" % place["option"],
-                       {"class": "%s %s" % (place["config_file"], place["config_class"])})
+        return answer(
+            "fail",
+            case["expected"],
+            "no option %s" % place["option"],
+            {"class": "%s %s" % (place["config_file"], place["config_class"])},
+        )
     scheduler = files.source(place["file"], {})
     decide, reads, line = _argument_of(scheduler, place["class"], place["call"], place["keyword"])
     spec_space = config.load([place["config_class"]], only={place["config_class"]: reads})
     space = scheduler.load(sorted(names_in(decide) - {place["class"]}))
     scheduler.run(decide, space)
-    evidence: Dict[str, Any] = {"call": "%s:%d %s(%s=)" % (place["file"], line, place["call"], place["keyword"]), "trials": []}
+    evidence: Dict[str, Any] = {
+        "call": "%s:%d %s(%s=)" % (place["file"], line, place["call"], place["keyword"]),
+        "trials": [],
+    }
     wrong = []
     for trial in case["trials"]:
         spec = spec_space[place["config_class"]].__new__(spec_space[place["config_class"]])
@@ -149,7 +183,12 @@ def cache_rule(files: Files, case: Dict[str, Any]) -> Answer:
         got = ask(space["__decide__"], *[given.get(arg.arg, Stub(arg.arg)) for arg in decide.args.args])
         if isinstance(got, Stub):
             raise Undecided("%s of %s" % (place["keyword"], place["call"]))
-        outcome = {"method": trial["method"], "set": trial.get("set", {}), "drops": plain(got), "expected": trial["expected"]}
+        outcome = {
+            "method": trial["method"],
+            "set": trial.get("set", {}),
+            "drops": plain(got),
+            "expected": trial["expected"],
+        }
         evidence["trials"].append(outcome)
         if bool(got) is not trial["expected"]:
             wrong.append(outcome)
@@ -161,8 +200,11 @@ def cache_rule(files: Files, case: Dict[str, Any]) -> Answer:
 
 
 def _fields(cls: ast.stmt) -> Set[str]:
-    return {item.target.id for item in getattr(cls, "body", [])
-            if isinstance(item, ast.AnnAssign) and isinstance(item.target, ast.Name)}
+    return {
+        item.target.id
+        for item in getattr(cls, "body", [])
+        if isinstance(item, ast.AnnAssign) and isinstance(item.target, ast.Name)
+    }
 
 
 def _argument_of(source: Source, cls: str, call: str, keyword: str) -> Tuple[ast.FunctionDef, Set[str], int]:
@@ -173,20 +215,12 @@ def _argument_of(source: Source, cls: str, call: str, keyword: str) -> Tuple[ast
         if not values:
             continue
         index = next(i for i, stmt in enumerate(method.body) if calls(stmt, call))
-        wanted = {key for item in ast.walk(values[0]) for key in _keys(item)}
+        wanted = {key for item in ast.walk(values[0]) for key in [key_of(item)] if key}
         kept = backward(method.body[:index], wanted)
         body = kept + [ast.copy_location(ast.Return(values[0]), values[0])]
         reads = {item.attr for stmt in body for item in ast.walk(stmt) if isinstance(item, ast.Attribute)}
         return function("__decide__", method, body), reads, found[0].lineno
     raise NotFound("%s has no %s(%s=) in %s" % (source.path, call, keyword, cls))
-
-
-def _keys(node: ast.AST) -> List[str]:
-    if isinstance(node, ast.Name):
-        return [node.id]
-    if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name):
-        return ["%s.%s" % (node.value.id, node.attr)]
-    return []
 
 
 def _handed_on(files: Files, place: Dict[str, Any]) -> bool:
@@ -198,6 +232,9 @@ def _handed_on(files: Files, place: Dict[str, Any]) -> bool:
     answers = []
     for value in (True, False):
         owner = Loose()
-        answers.append(space["__decide__"](*[{"self": owner, place["keyword"]: value}.get(arg.arg, Stub(arg.arg))
-                                             for arg in decide.args.args]))
+        answers.append(
+            space["__decide__"](
+                *[{"self": owner, place["keyword"]: value}.get(arg.arg, Stub(arg.arg)) for arg in decide.args.args]
+            )
+        )
     return answers == [True, False]

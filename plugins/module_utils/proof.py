@@ -42,19 +42,22 @@ def load_drafter(folder: Optional[str]) -> Optional[capabilities.Drafter]:
     path = os.path.join(folder, "config.json")
     raw = files.read_json(path)
     if not isinstance(raw, dict):
-        raise DflashError("There is no readable config.json of a drafter.", path, "Name the folder of a DFlash checkpoint.")
+        raise DflashError(
+            "There is no readable config.json of a drafter.", path, "Name the folder of a DFlash checkpoint."
+        )
     return capabilities.read_drafter(raw)
 
 
-def inspect(tree: Optional[str], python: Optional[str], release: Optional[str],
-            wish: Wish) -> Tuple[List[checks.Check], Dict[str, Any]]:
+def inspect(
+    tree: Optional[str], python: Optional[str], release: Optional[str], wish: Wish
+) -> Tuple[List[checks.Check], Dict[str, Any]]:
     """Checks and identity of whichever of the three is given.  Raises ``DflashError`` for one that is not there."""
     if tree:
         return inspect_tree(tree, wish)
     return inspect_release(release, wish) if release else inspect_python(str(python), wish)
 
 
-def inspect_tree(tree: str, wish: Wish = Wish()) -> Tuple[List[checks.Check], Dict[str, Any]]:
+def inspect_tree(tree: str, wish: Wish) -> Tuple[List[checks.Check], Dict[str, Any]]:
     """Checks and identity of a folder that holds ``vllm/`` (a source tree, a clone or an unpacked wheel)."""
     package = os.path.join(tree, "vllm")
     if not os.path.isdir(package):
@@ -73,7 +76,7 @@ def inspect_tree(tree: str, wish: Wish = Wish()) -> Tuple[List[checks.Check], Di
     return found, said
 
 
-def inspect_release(path: str, wish: Wish = Wish()) -> Tuple[List[checks.Check], Dict[str, Any]]:
+def inspect_release(path: str, wish: Wish) -> Tuple[List[checks.Check], Dict[str, Any]]:
     """Checks and identity of a release folder: a venv over a layer, with their manifests."""
     site = record.site_packages(path)
     python = os.path.join(path, "venv", "bin", "python")
@@ -83,22 +86,26 @@ def inspect_release(path: str, wish: Wish = Wish()) -> Tuple[List[checks.Check],
     return _inspect(python, site, release if isinstance(release, dict) else {}, path, wish)
 
 
-def inspect_python(python: str, wish: Wish = Wish()) -> Tuple[List[checks.Check], Dict[str, Any]]:
+def inspect_python(python: str, wish: Wish) -> Tuple[List[checks.Check], Dict[str, Any]]:
     """Checks and identity of the vLLM that an interpreter finds."""
     if not os.path.exists(python):
         raise DflashError("There is no such interpreter.", python, "Name a python of a venv that holds vllm.")
     return _inspect(python, None, None, None, wish)
 
 
-def _inspect(python: str, site: Optional[str], release: Optional[Mapping[str, Any]], root: Optional[str],
-             wish: Wish) -> Tuple[List[checks.Check], Dict[str, Any]]:
+def _inspect(
+    python: str, site: Optional[str], release: Optional[Mapping[str, Any]], root: Optional[str], wish: Wish
+) -> Tuple[List[checks.Check], Dict[str, Any]]:
     level = wish.level
     outcome = child.run(python, [probe_site], {}, user=wish.user, deadline=wish.deadline)
     seen = outcome.value if outcome.ok else None
     if site is None:
         if seen is None:
-            raise DflashError("The interpreter gives no answer: %s." % outcome.reason, python,
-                              "Name an interpreter that the account %r can run." % (wish.user or child.DEFAULT_USER))
+            raise DflashError(
+                "The interpreter gives no answer: %s." % outcome.reason,
+                python,
+                "Name an interpreter that the account %r can run." % (wish.user or child.DEFAULT_USER),
+            )
         site = completeness.site_of(seen) or (seen["site"][0] if seen["site"] else os.path.dirname(python))
     package = os.path.join(site, "vllm")
     installed = [item for item in record.distributions(site) if completeness.is_vllm(item.name)]
@@ -107,12 +114,22 @@ def _inspect(python: str, site: Optional[str], release: Optional[Mapping[str, An
     found.append(completeness.distribution(site, installed, seen, outcome.reason, level))
     compiled = extensions.present(package)
     layer = completeness.layer_folder(root, release)
-    torch_cuda = completeness.torch_cuda([item for item in (record.site_packages(layer) if layer else None, site) if item])
+    torch_cuda = completeness.torch_cuda(
+        [item for item in (record.site_packages(layer) if layer else None, site) if item]
+    )
     found += completeness.binaries(package, compiled, _expected(site, said, wish), wish.device, torch_cuda, level)
     found += completeness.others(site, installed, seen, layer, level)
     found += _capabilities(package, python if seen else child.any_python(wish.user), wish)
-    found += loading.examine(python, package, compiled, _expected(site, said, wish), wish.device, user=wish.user,
-                            deadline=wish.deadline, level=level)
+    found += loading.examine(
+        python,
+        package,
+        compiled,
+        _expected(site, said, wish),
+        wish.device,
+        user=wish.user,
+        deadline=wish.deadline,
+        level=level,
+    )
     return found, said
 
 
@@ -122,7 +139,7 @@ def _capabilities(package: str, python: str, wish: Wish) -> List[checks.Check]:
 
 
 def _expected(folder: str, said: Mapping[str, Any], wish: Wish) -> List[extensions.Expected]:
-    """Expected extensions: by the build's manifest, else by the source beside the package, else by the release's number."""
+    """Expected extensions: by the build's manifest, else by the source beside it, else by the release's number."""
     listed = (wish.manifest or {}).get("extensions")
     if listed:
         return [extensions.Expected(item["module"], bool(item.get("required", True))) for item in listed]

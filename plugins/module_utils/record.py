@@ -15,7 +15,7 @@ import hashlib
 import os
 import re
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any, Dict, Iterable, Iterator, List, Mapping, NamedTuple, Optional, Tuple
+from typing import Any, Dict, Iterable, Iterator, List, Mapping, NamedTuple, Optional, Set, Tuple
 
 CHUNK = 1 << 20
 CACHE = "__pycache__"
@@ -130,6 +130,7 @@ def digest_file(path: str) -> str:
 
 def hash_files(root: str, paths: Iterable[str], workers: int = 0) -> Dict[str, str]:
     """Hex SHA-256 of files below ``root``, in threads; the largest files first.  Unreadable ones are left out."""
+
     def size(path: str) -> int:
         try:
             return os.stat(os.path.join(root, path)).st_size
@@ -181,7 +182,7 @@ def verify_site(site: str, workers: int = 0) -> Dict[str, Any]:
 
     ``problems`` is ``[{distribution, path, problem}]``; a distribution without RECORD is a problem.
     """
-    problems = []
+    problems: List[Dict[str, str]] = []
     files = 0
     found = distributions(site)
     for item in found:
@@ -195,7 +196,7 @@ def verify_site(site: str, workers: int = 0) -> Dict[str, Any]:
 
 def unknown_files(site: str, package: str, folders: Iterable[str]) -> List[str]:
     """Importable files below ``site/package`` that no RECORD of ``folders`` names."""
-    known = set()
+    known: Set[str] = set()
     for folder in folders:
         known.update(os.path.normpath(entry.path) for entry in entries(site, folder) or [])
     suffixes = (".py", ".so", ".pyd", ".pth", ".pyc")
@@ -274,7 +275,10 @@ def compare_stat(root: str, stat: Mapping[str, Any], hashes: bool = True) -> Dic
         rehashed = sorted(path for path in set(wanted) | set(now) if wanted.get(path) != now.get(path))
     return {
         "ok": bool(recorded or stat.get("vllm")) and not (missing or extra or changed or rehashed),
-        "missing": missing, "changed": changed, "extra": extra, "rehashed": rehashed,
+        "missing": missing,
+        "changed": changed,
+        "extra": extra,
+        "rehashed": rehashed,
     }
 
 

@@ -29,7 +29,8 @@ options:
     type: dict
     default: {}
   drafter:
-    description: Folder with the C(config.json) of the drafter that will be served. Without it no capability is required.
+    description: Folder with the C(config.json) of the drafter that will be served. Without it no capability is
+      required.
     type: path
   speculative_config:
     description: Further keys of the speculative configuration that the server is started with, such as
@@ -103,6 +104,7 @@ identity:
 """
 
 from ansible.module_utils.basic import AnsibleModule
+
 from ansible_collections.dflash.fleet.plugins.module_utils import checks, proof
 from ansible_collections.dflash.fleet.plugins.module_utils.errors import DflashError
 
@@ -111,12 +113,16 @@ def main() -> None:
     """Arguments in, checks out; fails when the build is not proven."""
     module = AnsibleModule(
         argument_spec={
-            "release": {"type": "path"}, "python": {"type": "path"}, "manifest": {"type": "dict", "default": {}},
-            "drafter": {"type": "path"}, "speculative_config": {"type": "dict", "default": {}},
+            "release": {"type": "path"},
+            "python": {"type": "path"},
+            "manifest": {"type": "dict", "default": {}},
+            "drafter": {"type": "path"},
+            "speculative_config": {"type": "dict", "default": {}},
             "device": {"type": "str", "choices": ["cpu", "cuda"], "default": "cpu"},
             "runner": {"type": "str", "choices": ["auto", "v1", "v2"], "default": "auto"},
             "accept_unknown": {"type": "list", "elements": "str", "default": []},
-            "user": {"type": "str", "default": "nobody"}, "deadline": {"type": "int", "default": 120},
+            "user": {"type": "str", "default": "nobody"},
+            "deadline": {"type": "int", "default": 120},
         },
         required_one_of=[("python", "release")],
         mutually_exclusive=[("python", "release")],
@@ -125,8 +131,12 @@ def main() -> None:
     params = module.params
     try:
         wish = proof.Wish(
-            drafter=proof.load_drafter(params["drafter"]), speculative_config=params["speculative_config"],
-            device=params["device"], runner=params["runner"], manifest=params["manifest"] or None, user=params["user"],
+            drafter=proof.load_drafter(params["drafter"]),
+            speculative_config=params["speculative_config"],
+            device=params["device"],
+            runner=params["runner"],
+            manifest=params["manifest"] or None,
+            user=params["user"],
             deadline=params["deadline"],
         )
         found, said = proof.inspect(None, params["python"], params["release"], wish)
@@ -138,7 +148,11 @@ def main() -> None:
         where = params["release"] or params["python"]
         module.fail_json(
             msg="The build is not proven [%s]: %s" % (where, " | ".join(checks.sentence(item) for item in against)),
-            what="The build is not proven: %s." % ", ".join(answer["blocking"]), where=where, fix=against[0]["hint"], **answer)
+            what="The build is not proven: %s." % ", ".join(answer["blocking"]),
+            where=where,
+            fix=against[0]["hint"],
+            **answer,
+        )
     module.exit_json(changed=False, **answer)
 
 

@@ -20,7 +20,8 @@ author:
   - The dflash.fleet authors (@dflash)
 options:
   tree:
-    description: Folder that holds C(vllm/), for example an unpacked source archive or a clone. Nothing of it is imported.
+    description: Folder that holds C(vllm/), for example an unpacked source archive or a clone. Nothing of it is
+      imported.
     type: path
   python:
     description: Interpreter whose vLLM is looked at.
@@ -127,6 +128,7 @@ identity:
 """
 
 from ansible.module_utils.basic import AnsibleModule
+
 from ansible_collections.dflash.fleet.plugins.module_utils import checks, proof
 from ansible_collections.dflash.fleet.plugins.module_utils.errors import DflashError
 
@@ -135,11 +137,15 @@ def main() -> None:
     """Arguments in, checks out."""
     module = AnsibleModule(
         argument_spec={
-            "tree": {"type": "path"}, "python": {"type": "path"}, "release": {"type": "path"}, "drafter": {"type": "path"},
+            "tree": {"type": "path"},
+            "python": {"type": "path"},
+            "release": {"type": "path"},
+            "drafter": {"type": "path"},
             "speculative_config": {"type": "dict", "default": {}},
             "device": {"type": "str", "choices": ["cpu", "cuda"], "default": "cpu"},
             "runner": {"type": "str", "choices": ["auto", "v1", "v2"], "default": "auto"},
-            "user": {"type": "str", "default": "nobody"}, "deadline": {"type": "int", "default": 120},
+            "user": {"type": "str", "default": "nobody"},
+            "deadline": {"type": "int", "default": 120},
         },
         required_one_of=[("tree", "python", "release")],
         mutually_exclusive=[("tree", "python", "release")],
@@ -148,8 +154,12 @@ def main() -> None:
     params = module.params
     try:
         wish = proof.Wish(
-            drafter=proof.load_drafter(params["drafter"]), speculative_config=params["speculative_config"],
-            device=params["device"], runner=params["runner"], user=params["user"], deadline=params["deadline"],
+            drafter=proof.load_drafter(params["drafter"]),
+            speculative_config=params["speculative_config"],
+            device=params["device"],
+            runner=params["runner"],
+            user=params["user"],
+            deadline=params["deadline"],
         )
         found, said = proof.inspect(params["tree"], params["python"], params["release"], wish)
     except DflashError as error:

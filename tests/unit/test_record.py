@@ -11,6 +11,7 @@ import os
 from pathlib import Path
 
 import pytest
+
 from ansible_collections.dflash.fleet.plugins.module_utils import record
 
 
@@ -64,11 +65,14 @@ def test_a_right_installation_has_no_problem(release: Path) -> None:
     assert record.unknown_files(site, "vllm", ["vllm-0.32.1.dist-info"]) == []
 
 
-@pytest.mark.parametrize("kind, path, problem", [
-    ("cut", "vllm/_C.abi3.so", "100 bytes, recorded 3145732"),
-    ("lost", "vllm/__init__.py", "missing"),
-    ("flipped", "vllm/__init__.py", "another content"),
-])
+@pytest.mark.parametrize(
+    "kind, path, problem",
+    [
+        ("cut", "vllm/_C.abi3.so", "100 bytes, recorded 3145732"),
+        ("lost", "vllm/__init__.py", "missing"),
+        ("flipped", "vllm/__init__.py", "another content"),
+    ],
+)
 def test_record_names_the_file(release: Path, kind: str, path: str, problem: str) -> None:
     damage(release, kind)
     assert record.verify(str(site_of(release)), "vllm-0.32.1.dist-info") == [{"path": path, "problem": problem}]
@@ -87,9 +91,15 @@ def test_a_distribution_without_record_is_a_problem(release: Path) -> None:
     assert record.verify_site(str(site))["ok"] is False
 
 
-@pytest.mark.parametrize("kind, where", [
-    ("cut", "changed"), ("lost", "missing"), ("added", "extra"), ("flipped", "rehashed"),
-])
+@pytest.mark.parametrize(
+    "kind, where",
+    [
+        ("cut", "changed"),
+        ("lost", "missing"),
+        ("added", "extra"),
+        ("flipped", "rehashed"),
+    ],
+)
 def test_the_fast_path_sees_each_damage(release: Path, kind: str, where: str) -> None:
     stat = json.loads(json.dumps(record.make_stat(str(release), vllm=True)))
     assert record.compare_stat(str(release), stat)["ok"] is True
