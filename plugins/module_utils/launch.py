@@ -3,7 +3,8 @@
 """What a server is started with, rendered from typed variables: equal input, equal text, no secret in it.
 
 ``serve.yaml`` is read by ``vllm serve --config``; ``argv.json`` is read by ``launcher.py``.  Their
-texts are part of the deployment id, so whatever changes them makes a new deployment.
+texts are part of the deployment id, so whatever changes them makes a new deployment.  Of the API
+key they hold the path of its file.
 """
 
 from __future__ import annotations
@@ -301,6 +302,8 @@ def render(
         "base_url": base_url(host, port),
         "port": port,
     }
+    if inputs.get("dflash_serve_api_key_file"):
+        argv["api_key_file"] = str(inputs["dflash_serve_api_key_file"])  # its path; the key is read at each start
     return {
         "serve.yaml": to_yaml(serve, "serve.yaml"),
         "argv.json": json.dumps(argv, indent=2, sort_keys=True) + "\n",

@@ -74,6 +74,8 @@ def command(
     path = argv_json.get("env_file")
     if path and os.path.lexists(path):
         env.update(read_env_file(path))
+    if argv_json.get("api_key_file") and not env.get("VLLM_API_KEY"):
+        raise ValueError("an API key is wanted and %s holds none: it would serve anybody" % path)
     return argv, env
 
 

@@ -267,43 +267,44 @@ def empty_folder(path: str) -> int:
     return count
 
 
-def mapped_shared_memory(folder: str = SHM) -> Set[str]:
-    """Names below ``folder`` that a living process maps or holds open, as far as this account may look."""
-    names: Set[str] = set()
+def mapped_inodes(folder: str = SHM) -> Set[int]:
+    """Inodes below ``folder`` that a living process maps or holds open, as far as this account may look.
+
+    Inodes and not names: a named semaphore is mapped under a temporary name before it is linked to its own.
+    """
+    inodes: Set[int] = set()
     prefix = folder + "/"
     for name in os.listdir("/proc"):
         if not name.isdigit():
             continue
         try:
             with open("/proc/%s/maps" % name, encoding="utf-8", errors="replace") as handle:
-                for line in handle:
-                    place = line.find(prefix)
-                    if place >= 0:
-                        names.add(line[place + len(prefix):].rstrip("\n").partition(" (deleted)")[0])
-            for handle_name in os.listdir("/proc/%s/fd" % name):
-                target = os.readlink("/proc/%s/fd/%s" % (name, handle_name))
-                if target.startswith(prefix):
-                    names.add(target[len(prefix):].partition(" (deleted)")[0])
+                inodes.update(int(line.split(None, 5)[4]) for line in handle if prefix in line)
+            for number in os.listdir("/proc/%s/fd" % name):
+                place = "/proc/%s/fd/%s" % (name, number)
+                if os.readlink(place).startswith(prefix):
+                    inodes.add(os.stat(place).st_ino)
         except OSError:
             continue
-    return names
+    return inodes
 
 
 def remove_stale_shared_memory(uid: int, folder: str = SHM) -> List[str]:
     """Remove the account's shared memory that no living process maps (SIGKILL leaves 400 MB each); names it."""
+    own: Dict[str, int] = {}
     try:
-        candidates = [e for e in os.scandir(folder) if e.name.startswith(SHM_PREFIXES)]
+        for entry in os.scandir(folder):
+            if entry.name.startswith(SHM_PREFIXES) and entry.is_file(follow_symlinks=False):
+                info = entry.stat(follow_symlinks=False)
+                if info.st_uid == uid:
+                    own[entry.name] = info.st_ino
     except OSError:
         return []
-    own = [
-        entry.name for entry in candidates
-        if entry.is_file(follow_symlinks=False) and entry.stat(follow_symlinks=False).st_uid == uid
-    ]
     if not own:
         return []
-    used = mapped_shared_memory(folder)
+    used = mapped_inodes(folder)
     gone = []
-    for name in sorted(set(own) - used):
+    for name in sorted(name for name, inode in own.items() if inode not in used):
         try:
             os.unlink(os.path.join(folder, name))
             gone.append(name)

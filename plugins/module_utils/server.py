@@ -10,7 +10,14 @@ import time
 from types import ModuleType
 from typing import Any, Dict, List, Optional
 
-from ansible_collections.dflash.fleet.plugins.module_utils import accounts, launch, log_watch, process, service
+from ansible_collections.dflash.fleet.plugins.module_utils import (
+    accounts,
+    http,
+    launch,
+    log_watch,
+    process,
+    service,
+)
 from ansible_collections.dflash.fleet.plugins.module_utils.errors import DflashError
 from ansible_collections.dflash.fleet.plugins.module_utils.files import read_json, write_atomic
 
@@ -37,6 +44,7 @@ class Server:
         self.manager = manager or service.manager(root, user, kind)
         self.name = service_name(instance)
         self.log = launch.log_path(root, instance)
+        self.env_file = launch.env_file(root, instance)
 
     # ---- questions
     def run(self) -> Dict[str, Any]:
@@ -66,8 +74,11 @@ class Server:
         return path
 
     def up(self, deployment: str) -> bool:
-        """Does the service manager run exactly this deployment's server, and does it live?"""
-        return self.serves() == deployment and self.manager.status(self.name)["state"] == service.RUNNING
+        """Does the service manager run exactly this deployment's server, with this API key, and does it live?"""
+        if self.serves() != deployment or self.manager.status(self.name)["state"] != service.RUNNING:
+            return False
+        secrets = self._secrets(self._argv(deployment))
+        return secrets is None or (os.path.isfile(self.env_file) and _text(self.env_file) == secrets)
 
     # ---- acts
     def start(self, deployment: str, autostart: bool = True) -> Dict[str, Any]:
@@ -76,16 +87,12 @@ class Server:
         Another server of the instance, and whatever is left of one, is ended first.
         """
         folder = self.deployment_dir(deployment)
+        argv_json = self._argv(deployment)
         if self.up(deployment):
             return self.state(False)
+        secrets = self._secrets(argv_json)
         self._halt()
-        argv_json = read_json(os.path.join(folder, "argv.json"))
-        if not isinstance(argv_json, dict) or not os.access(argv_json["argv"][0], os.X_OK):
-            raise DflashError(
-                "The deployment's program cannot be run", os.path.join(folder, "argv.json"),
-                "Run deploy_dflash.yml: the release is installed anew.",
-            )
-        self._prepare(argv_json)
+        self._prepare(argv_json, secrets)
         before = self.run()
         self.manager.remove(self.name)
         self.manager.start(service.Program(
@@ -102,6 +109,8 @@ class Server:
         """
         changed = self._halt()
         self.manager.remove(self.name)
+        if os.path.lexists(self.env_file):
+            os.unlink(self.env_file)
         return self.state(changed)
 
     def _halt(self) -> bool:
@@ -134,10 +143,24 @@ class Server:
         if done.returncode:
             raise DflashError("The instance cannot be cleaned: %s" % done.stderr.strip()[-300:], self.path)
 
+    def _argv(self, deployment: str) -> Dict[str, Any]:
+        path = os.path.join(self.deployment_dir(deployment), "argv.json")
+        found = read_json(path)
+        if not isinstance(found, dict) or not os.access(found["argv"][0], os.X_OK):
+            raise DflashError(
+                "The deployment's program cannot be run", path, "Run deploy_dflash.yml: the release is installed anew.",
+            )
+        return found
+
+    def _secrets(self, argv_json: Dict[str, Any]) -> Optional[str]:
+        """What the env file must hold; None when the deployment wants no key, whatever lies there."""
+        key = http.read_key(argv_json.get("api_key_file"))
+        return None if key is None else "VLLM_API_KEY=%s\n" % key
+
     def _file(self, name: str) -> str:
         return os.path.join(self.path, name)
 
-    def _prepare(self, argv_json: Dict[str, Any]) -> None:
+    def _prepare(self, argv_json: Dict[str, Any], secrets: Optional[str]) -> None:
         """Folders and files that the launcher and the server write, given to their account."""
         accounts.make_folder(self.path)
         accounts.make_folder(self.run_dir, self.account, 0o700)
@@ -151,6 +174,10 @@ class Server:
             accounts.make_folder(os.path.dirname(self.log))
         for path in (self._file("run.json"), self.log):
             self._own(path)
+        if secrets is not None:
+            if not os.path.isdir(os.path.dirname(self.env_file)):
+                accounts.make_folder(os.path.dirname(self.env_file))
+            write_atomic(self.env_file, secrets, 0o600, accounts.owner_of(self.account))
 
     def _own(self, path: str) -> None:
         """An empty file of the service account where there is none: the folder is not its own."""

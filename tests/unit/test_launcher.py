@@ -42,6 +42,8 @@ def test_command(tmp_path: Path) -> None:
     argv, env = launcher.command(argv_json, "/d", {"TZ": "CET", "NVIDIA_VISIBLE_DEVICES": "0", "LD_PRELOAD": "x"})
     assert argv == ["/r/vllm", "serve", "--config", "/d/serve.yaml"]
     assert env == {"A": "/d", "TZ": "UTC", "NVIDIA_VISIBLE_DEVICES": "0"}
+    with pytest.raises(ValueError, match="would serve anybody"):
+        launcher.command({**argv_json, "api_key_file": "/etc/key"}, "/d", {})
 
 
 def test_record_is_written_into_the_file_that_is_there(tmp_path: Path) -> None:

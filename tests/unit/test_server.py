@@ -341,6 +341,26 @@ def test_a_launcher_that_cannot_start_the_server_says_why(place: Place) -> None:
     assert place.seen()["secret"] == "s3cret"
     argv = Path("/proc/%d/cmdline" % place.server.run()["pid"]).read_text()
     assert "s3cret" not in argv
+    place.server.stop()
+    assert not secrets.exists()
+
+
+def test_an_api_key_reaches_the_server_by_file_and_a_new_key_restarts_it(place: Place) -> None:
+    place.stage("d1")
+    key = Path(place.root, "key")
+    path = Path(place.root, "instances", "main", "deployments", "d1", "argv.json")
+    path.write_text(json.dumps(dict(json.loads(path.read_text()), api_key_file=str(key))))
+    with pytest.raises(DflashError, match="API key cannot be read"):
+        place.server.start("d1")
+    key.write_text("first\n")
+    place.server.start("d1")
+    assert place.seen()["secret"] == "first"
+    secrets = Path(place.root, "etc", "main.env")
+    assert (secrets.stat().st_mode & 0o777, secrets.stat().st_uid) == (0o600, place.account.uid)
+    assert place.server.start("d1")["changed"] is False
+    key.write_text("second\n")
+    assert place.server.start("d1")["changed"] is True
+    assert place.seen()["secret"] == "second"
 
 
 def test_a_stale_launcher_is_replaced(place: Place) -> None:
