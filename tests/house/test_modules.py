@@ -32,7 +32,9 @@ def ansible_doc(*arguments: str) -> dict[str, Any]:
     command = [str(Path(sys.executable).parent / "ansible-doc"), "--json", *arguments]
     done = subprocess.run(command, cwd=house.REPO, capture_output=True, text=True, env=environment)
     assert done.returncode == 0, done.stderr
-    assert "[WARNING]" not in done.stderr and "[ERROR]" not in done.stderr, done.stderr
+    # ansible-core 2.21 warns about a collection inside itself; what it says of ours counts.
+    said = [line for line in done.stderr.splitlines() if "_protomatter" not in line]
+    assert not any("[WARNING]" in line or "[ERROR]" in line for line in said), done.stderr
     return json.loads(done.stdout)
 
 
