@@ -5,9 +5,12 @@
 from __future__ import annotations
 
 import ast
+import operator
 import os
+import platform
 import re
-from typing import Any, Dict, List, Mapping, Optional, Sequence
+import sys
+from typing import Any, Callable, Dict, List, Mapping, Optional, Sequence
 
 from ansible_collections.dflash.fleet.plugins.module_utils import checks, extensions, files, record
 
@@ -133,7 +136,7 @@ def others(
         out.append(extra_files(site, [item.folder for item in installed], level))
         out.append(by_record(site, installed[0], level))
         if seen is not None:
-            out.append(requirements(site, installed[0], seen["installed"]))
+            out.append(requirements(site, installed[0], seen["installed"], seen["version"]))
     return out
 
 
@@ -154,14 +157,14 @@ def by_layer(layer: str, level: str) -> checks.Check:
     )
 
 
-def requirements(site: str, found: record.Distribution, installed: Sequence[str]) -> checks.Check:
-    """Requirements without condition that are not installed; always advisory."""
+def requirements(site: str, found: record.Distribution, installed: Sequence[str], python: str) -> checks.Check:
+    """Requirements for this host that are not installed; always advisory."""
     there = {record.normal_name(name) for name in installed}
     missing = []
     for line in record.metadata(site, found.folder).get("Requires-Dist", []):
-        match = re.match(r"[A-Za-z0-9._-]+", line)
-        if match and ";" not in line and record.normal_name(match.group(0)) not in there:
-            missing.append(match.group(0))
+        name = re.match(r"[A-Za-z0-9._-]+", line)
+        if name and record.normal_name(name.group(0)) not in there and _applies(line.partition(";")[2], python):
+            missing.append(name.group(0))
     return checks.make(
         "complete.requirements",
         "fail" if missing else "pass",
@@ -169,6 +172,53 @@ def requirements(site: str, found: record.Distribution, installed: Sequence[str]
         missing or "none missing",
         level="advisory",
     )
+
+
+def _applies(marker: str, python: str) -> bool:
+    """Does an environment marker hold here?  One that cannot be read does not."""
+    facts = {
+        "sys_platform": sys.platform,
+        "platform_system": platform.system(),
+        "os_name": os.name,
+        "extra": "",
+        "platform_machine": platform.machine(),
+        "platform_python_implementation": "CPython",
+        "python_version": ".".join(python.split(".")[:2]),
+        "python_full_version": python,
+    }
+
+    def value(node: ast.expr) -> Any:
+        if isinstance(node, ast.Name):
+            return facts[node.id]
+        return node.value if isinstance(node, ast.Constant) else ast.literal_eval(node)
+
+    def holds(node: ast.expr) -> bool:
+        if isinstance(node, ast.BoolOp):
+            parts = [holds(part) for part in node.values]
+            return all(parts) if isinstance(node.op, ast.And) else any(parts)
+        if not isinstance(node, ast.Compare) or len(node.ops) != 1:
+            raise ValueError("not a comparison")
+        left, right = value(node.left), value(node.comparators[0])
+        if isinstance(node.left, ast.Name) and node.left.id.startswith("python_"):
+            left, right = [tuple(int(part) for part in re.findall(r"\d+", str(text))) for text in (left, right)]
+        return bool(_COMPARE[type(node.ops[0])](left, right))
+
+    try:
+        return not marker.strip() or holds(ast.parse(marker.strip(), mode="eval").body)
+    except (SyntaxError, ValueError, KeyError, TypeError):
+        return False
+
+
+_COMPARE: Dict[type, Callable[[Any, Any], Any]] = {
+    ast.Eq: operator.eq,
+    ast.NotEq: operator.ne,
+    ast.Lt: operator.lt,
+    ast.LtE: operator.le,
+    ast.Gt: operator.gt,
+    ast.GtE: operator.ge,
+    ast.In: lambda left, right: left in right,
+    ast.NotIn: lambda left, right: left not in right,
+}
 
 
 def torch_cuda(sites: Sequence[str]) -> Optional[str]:

@@ -8,6 +8,7 @@ process and a truncated library kills it without a word.
 
 from __future__ import annotations
 
+import importlib
 import importlib.machinery
 import importlib.util
 import json
@@ -31,10 +32,8 @@ def main(payload: Dict[str, Any]) -> Dict[str, Any]:
     ``platform_source`` = text of ``vllm/platforms/cpu.py`` (or empty), ``torch`` = import torch first.
     """
     report: Dict[str, Any] = {"torch": None, "cuda": None, "torch_error": "", "variant": None, "results": []}
-    torch: Any = None
     try:
-        import torch  # type: ignore[import-not-found,no-redef]
-
+        torch = importlib.import_module("torch")
         report["torch"] = str(torch.__version__)
         report["cuda"] = torch.version.cuda
     except BaseException as error:  # a damaged torch may raise anything
