@@ -285,6 +285,8 @@ def _words(seen: Measurement, floor: float, min_drafts: int, k: int, base_url: s
                 " The first positions hit and the last do not: the window is dropped, or the context is longer than "
                 "the drafter was trained for."
             )
+        elif length < 1.05:
+            text += " That is chance: the drafter is wired wrongly, is not trained, or belongs to another target."
         elif rates and rates[0] < 0.1:
             text += " Even the first position misses: the drafter reads wrong layers, or belongs to another target."
         return "fail", length, text

@@ -25,12 +25,13 @@ LEVEL = re.compile(r"^(?:DEBUG|INFO|WARNING|ERROR|CRITICAL) \d\d-\d\d \d\d:\d\d:
 #: Lines that cannot be why a server died, and lines that may.
 HARMLESS = re.compile(r"(?:DEBUG|INFO|WARNING) \d\d-\d\d |" + re.escape(LOG_LINE))
 GRAVE = re.compile(r"(?:ERROR|CRITICAL) \d\d-\d\d ")
+VALIDATION = re.compile(r"\d+ validation errors? for \w+$")
 ERROR = re.compile(r"^(?:[A-Za-z_][\w.]*\.)?[A-Z]\w*(?:Error|Exception|Interrupt)\b(?::|$)")
 
 #: Why servers die early: pattern, what it means, what mends it.  The first that matches anywhere wins.
 DEATHS: Tuple[Tuple[str, str, str], ...] = (
     (r"dflash launcher cannot start", "The launcher could not start the server.", "Read the line."),
-    (r"mixed sliding/full (?:attention|dflash drafters?)", "A drafter of mixed layers needs the V2 runner.",
+    (r"mixed sliding/full (?:attention|dflash draft(?:er)?s?)", "A drafter of mixed layers needs the V2 runner.",
      "Set VLLM_USE_V2_MODEL_RUNNER: '1' in dflash_serve_environment, or pin a vLLM where it is the default."),
     (r"Model Runner V2 requires Triton", "The V2 runner needs Triton, which this host has not.",
      "Serve an all-full or all-sliding drafter, or use a GPU host."),
@@ -173,7 +174,7 @@ def first_error(text: str) -> Dict[str, str]:
 
     The end of a log only says that an engine died; what killed it stands further up.
     """
-    lines = [plain(raw).strip() for raw in text.splitlines() if not HARMLESS.match(PREFIX.sub("", raw))]
+    lines = _joined([plain(raw).strip() for raw in text.splitlines() if not HARMLESS.match(PREFIX.sub("", raw))])
     for pattern, meaning, fix in DEATHS:
         found = next((line for line in lines if re.search(pattern, line)), "")
         if found:
@@ -181,6 +182,21 @@ def first_error(text: str) -> Dict[str, str]:
     errors = [line for line in lines if ERROR.match(line)]
     marked = [plain(raw).strip() for raw in text.splitlines() if GRAVE.match(PREFIX.sub("", raw))]
     return {"line": (errors + marked + [""])[0][:500], "meaning": "", "fix": ""}
+
+
+def _joined(lines: List[str]) -> List[str]:
+    """Validation errors, which go over three lines (whose, which key, what), as one."""
+    out: List[str] = []
+    number = 0
+    while number < len(lines):
+        line = lines[number]
+        number += 1
+        if VALIDATION.search(line):
+            while number < len(lines) and lines[number] and not lines[number].startswith("For further information"):
+                line += ": " + lines[number].partition(" [type=")[0]
+                number += 1
+        out.append(line)
+    return out
 
 
 def last_line(text: str) -> str:

@@ -218,7 +218,8 @@ def test_hint_reads_the_positions() -> None:
         )["hint"])
 
     assert "the window is dropped" in hint([0.9, 0.8, 0.3, 0.1, 0.01, 0, 0])
-    assert "reads wrong layers" in hint([0.05, 0.01, 0, 0, 0, 0, 0])
+    assert "reads wrong layers" in hint([0.08, 0.01, 0, 0, 0, 0, 0])
+    assert "That is chance" in hint([0.007, 0, 0, 0, 0, 0, 0])
     assert "window" not in hint([0.7, 0.6, 0.5, 0.4, 0.3, 0.2, 0.2])
 
 

@@ -109,6 +109,21 @@ ENGINE = "(EngineCore pid=5) ERROR 11-30 18:13:39 [core.py:1411] %s"
              " instead.", "torch.OutOfMemoryError: CUDA out of memory."],
             "torch.OutOfMemoryError: CUDA out of memory.", "The GPU's memory does not suffice.",
         ),
+        (
+            ["pydantic_core._pydantic_core.ValidationError: 1 validation error for SpeculativeConfig", "no_such_key",
+             "  Unexpected keyword argument [type=unexpected_keyword_argument, input_value=1, input_type=int]",
+             "    For further information visit https://example.org"],
+            "pydantic_core._pydantic_core.ValidationError: 1 validation error for SpeculativeConfig: no_such_key: "
+            "Unexpected keyword argument",
+            "This vLLM does not know one of the configuration's keys.",
+        ),
+        (
+            ["ValidationError: 1 validation error for VllmConfig",
+             "  Value error, Model Runner V1 does not support: mixed sliding/full dflash drafts [type=value_error]"],
+            "ValidationError: 1 validation error for VllmConfig: Value error, Model Runner V1 does not support: "
+            "mixed sliding/full dflash drafts",
+            "A drafter of mixed layers needs the V2 runner.",
+        ),
         (["vllm: error: unrecognized arguments: --no-such"], "vllm: error: unrecognized arguments: --no-such",
          "This vLLM does not know one of the options."),
         ([ENGINE % "something went wrong"], "something went wrong", ""),
