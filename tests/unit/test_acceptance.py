@@ -209,8 +209,8 @@ def test_actual_and_floor_are_compared_as_they_are_printed() -> None:
 def test_hint_reads_the_positions() -> None:
     def hint(rates: list[float]) -> str:
         counters = metrics.Snapshot(
-            drafts=100.0, accepted=sum(rates) * 100, draft_tokens=700.0,
-            per_position={n: rate * 100 for n, rate in enumerate(rates)},
+            drafts=1000.0, accepted=sum(rates) * 1000, draft_tokens=7000.0,
+            per_position={n: rate * 1000 for n, rate in enumerate(rates)},
         )
         seen = acceptance.Measurement(counters=counters)
         return str(acceptance.judge(
