@@ -26,8 +26,8 @@ CAUSES: List[Tuple[str, str]] = [
     (r"Python\.h: No such file|fatal error: Python\.h",
      "The Python headers are missing: install the distribution's python3-dev package."),
     (r"No matching distribution found for (\S+)|Could not find a version that satisfies the requirement (\S+)",
-     "The package index that pip is configured with does not have it: add the index that has it to "
-     "vllm_release_extra_index_urls, or leave the package out with vllm_release_exclude."),
+     "The package index that pip is configured with does not have it, or does not answer: add the index that has it "
+     "to vllm_release_extra_index_urls, or leave the package out with vllm_release_exclude."),
     (r"ResolutionImpossible|conflicting dependencies",
      "The requirements contradict each other: check pip's constraints on this host."),
     (r"THESE PACKAGES DO NOT MATCH THE HASHES",
@@ -45,8 +45,10 @@ REASON = re.compile(
 NOISE = re.compile(
     r"error: can't find Rust compiler|error: command '(cargo|rustc)'|Rust (compiler|frontend|toolchain)|"
     r"^\s*(error|ERROR): subprocess-exited-with-error|Failed building wheel|metadata-generation-failed|"
-    r"build_rust|ignored error|WARNING|CalledProcessError|Failed to build"
+    r"build_rust|ignored error|WARNING|CalledProcessError|Failed to build|^ERROR: Exception:$"
 )
+#: A missing package is only a consequence where the index did not answer.
+NO_ANSWER = re.compile(r"^.*(connection broken by|Could not fetch URL).*$", re.MULTILINE)
 NINJA = re.compile(r"^\[(\d+)/(\d+)\]", re.MULTILINE)
 LIMIT = 4 << 20
 
@@ -54,13 +56,16 @@ LIMIT = 4 << 20
 def first_reason(text: str) -> str:
     """The first line that says why a step failed; the last line where none does."""
     fallback = ""
+    broken = NO_ANSWER.search(text)
+    if broken and "(from versions: none)" in text:
+        return broken.group(0).strip()[:300]
     for raw in text.splitlines():
         line = raw.strip()
         if not line or line.startswith(("$ ", "-- ", "== ")):
             continue
         if not NOISE.search(line):
             if REASON.search(line) or any(re.search(pattern, line) for pattern, _hint in CAUSES):
-                return line[:300]
+                return re.sub(r" \(from versions: .{80,}", " (from versions: many others)", line)[:300]
             fallback = line
     return fallback[:300]
 

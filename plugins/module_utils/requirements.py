@@ -115,7 +115,7 @@ def pyproject_requires(path: str) -> List[str]:
         raise DflashError("The source tree says nowhere what its build needs", path) from None
     section = re.search(r"^\[build-system\]\s*$(.*?)(?=^\[|\Z)", text, re.MULTILINE | re.DOTALL)
     found = section.group(1) if section else ""
-    listed = re.search(r"^requires\s*=\s*\[(.*?)^?\]\s*$", found, re.MULTILINE | re.DOTALL)
+    listed = re.search(r"^requires\s*=\s*\[(.*?)\]\s*$", found, re.MULTILINE | re.DOTALL)
     if not listed:
         raise DflashError("The source tree says nowhere what its build needs", path)
     body = re.sub(r"^\s*#.*$", "", listed.group(1), flags=re.MULTILINE)
