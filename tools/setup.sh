@@ -66,7 +66,7 @@ if ! done_already; then
     "$venv/bin/python" -m pip install -qq --disable-pip-version-check --no-input \
         --require-hashes --no-deps --only-binary :all: -r "$lock" ||
         die "the packages of $lock could not be installed. Fix: check the network and pip's configuration, then run it again"
-    "$venv/bin/python" -m pip check >/dev/null || die "$lock is not consistent: $("$venv/bin/python" -m pip check | head -n 1)"
+    "$venv/bin/python" -m pip check >/dev/null || die "$lock is not consistent: $("$venv/bin/python" -m pip check | sed -n 1p)"
     # The place counts too: scripts in a virtual environment do not survive a move of the clone.
     printf '%s %s\n%s\n%s\n' "$lock" "$(sha256sum <"$lock" | cut -d ' ' -f 1)" "$python" "$PWD" >"$stamp"
 fi
