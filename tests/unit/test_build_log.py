@@ -5,38 +5,70 @@
 from __future__ import annotations
 
 import pytest
+
 from ansible_collections.dflash.fleet.plugins.module_utils import build_log
 
 TABLE = [
-    ("disk full in pip",
-     "$ pip install\nERROR: Exception:\nTraceback (most recent call last):\n  File \"x\"\n"
-     "OSError: [Errno 28] No space left on device\n",
-     "OSError: [Errno 28] No space left on device", "disk is full"),
-    ("index does not answer",
-     "WARNING: Retrying (Retry(total=4)) after connection broken by 'NewConnectionError(Connection refused)': /simple/x/\n"
-     "ERROR: Could not find a version that satisfies the requirement x==1 (from versions: none)\n"
-     "ERROR: No matching distribution found for x==1\n",
-     "WARNING: Retrying (Retry(total=4)) after connection broken by 'NewConnectionError(Connection refused)': /simple/x/",
-     "network cannot be reached"),
-    ("package is not in the index",
-     "ERROR: Could not find a version that satisfies the requirement torch==2.13.0+cpu (from versions: 2.12.0, 2.13.0)\n",
-     "ERROR: Could not find a version that satisfies the requirement torch==2.13.0+cpu (from versions: 2.12.0, 2.13.0)",
-     "vllm_release_extra_index_urls"),
-    ("compiler, with noise before it",
-     "error: can't find Rust compiler\n[1/9] nvcc\n[2/9] nvcc\nFAILED: CMakeFiles/_C.dir/x.cu.o \n"
-     "x.cu(3): error: identifier \"y\" is undefined\nninja: build stopped: subcommand failed.\n"
-     "subprocess.CalledProcessError: Command 'cmake' returned non-zero exit status 1.\n  ERROR: Failed building wheel for vllm\n",
-     "FAILED: CMakeFiles/_C.dir/x.cu.o", "Read the log"),
-    ("out of memory",
-     "[7/9] nvcc\nKilled signal terminated program cc1plus\ncompilation terminated.\n",
-     "Killed signal terminated program cc1plus", "Memory ran out"),
-    ("no venv", "The virtual environment was not created successfully because ensurepip is not available.\n",
-     "The virtual environment was not created successfully because ensurepip is not available.", "python3-venv"),
-    ("git", "$ git fetch\nfatal: unable to access 'https://x/': Could not resolve host: x\n",
-     "fatal: unable to access 'https://x/': Could not resolve host: x", "network cannot be reached"),
-    ("certificate", "ssl.SSLError: CERTIFICATE_VERIFY_FAILED\n", "ssl.SSLError: CERTIFICATE_VERIFY_FAILED", "dflash_ca_bundle"),
-    ("changed index", "ERROR: THESE PACKAGES DO NOT MATCH THE HASHES FROM THE REQUIREMENTS FILE.\n",
-     "ERROR: THESE PACKAGES DO NOT MATCH THE HASHES FROM THE REQUIREMENTS FILE.", "do not go on"),
+    (
+        "disk full in pip",
+        '$ pip install\nERROR: Exception:\nTraceback (most recent call last):\n  File "x"\n'
+        "OSError: [Errno 28] No space left on device\n",
+        "OSError: [Errno 28] No space left on device",
+        "disk is full",
+    ),
+    (
+        "index does not answer",
+        "WARNING: Retrying after connection broken by 'NewConnectionError(Connection refused)': /simple/x/\n"
+        "ERROR: Could not find a version that satisfies the requirement x==1 (from versions: none)\n"
+        "ERROR: No matching distribution found for x==1\n",
+        "WARNING: Retrying after connection broken by 'NewConnectionError(Connection refused)': /simple/x/",
+        "network cannot be reached",
+    ),
+    (
+        "package is not in the index",
+        "ERROR: Could not find a version that satisfies the requirement torch==2.13.0+cpu (from versions: 2.12.0)\n",
+        "ERROR: Could not find a version that satisfies the requirement torch==2.13.0+cpu (from versions: 2.12.0)",
+        "vllm_release_extra_index_urls",
+    ),
+    (
+        "compiler, with noise before it",
+        "error: can't find Rust compiler\n[1/9] nvcc\n[2/9] nvcc\nFAILED: CMakeFiles/_C.dir/x.cu.o \n"
+        'x.cu(3): error: identifier "y" is undefined\nninja: build stopped: subcommand failed.\n'
+        "subprocess.CalledProcessError: Command 'cmake' returned non-zero exit status 1.\n"
+        "  ERROR: Failed building wheel for vllm\n",
+        "FAILED: CMakeFiles/_C.dir/x.cu.o",
+        "Read the log",
+    ),
+    (
+        "out of memory",
+        "[7/9] nvcc\nKilled signal terminated program cc1plus\ncompilation terminated.\n",
+        "Killed signal terminated program cc1plus",
+        "Memory ran out",
+    ),
+    (
+        "no venv",
+        "The virtual environment was not created successfully because ensurepip is not available.\n",
+        "The virtual environment was not created successfully because ensurepip is not available.",
+        "python3-venv",
+    ),
+    (
+        "git",
+        "$ git fetch\nfatal: unable to access 'https://x/': Could not resolve host: x\n",
+        "fatal: unable to access 'https://x/': Could not resolve host: x",
+        "network cannot be reached",
+    ),
+    (
+        "certificate",
+        "ssl.SSLError: CERTIFICATE_VERIFY_FAILED\n",
+        "ssl.SSLError: CERTIFICATE_VERIFY_FAILED",
+        "dflash_ca_bundle",
+    ),
+    (
+        "changed index",
+        "ERROR: THESE PACKAGES DO NOT MATCH THE HASHES FROM THE REQUIREMENTS FILE.\n",
+        "ERROR: THESE PACKAGES DO NOT MATCH THE HASHES FROM THE REQUIREMENTS FILE.",
+        "do not go on",
+    ),
     ("nothing telling", "$ x\nabc\nthe last word\n-- 0.1 s, status 3\n", "the last word", "Read the log"),
     ("nothing at all", "", "", "Read the log"),
 ]

@@ -7,13 +7,18 @@ from __future__ import annotations
 import json
 
 import pytest
+
 from ansible_collections.dflash.fleet.plugins.module_utils import lock
 from ansible_collections.dflash.fleet.plugins.module_utils.errors import DflashError
 
 A, B, C = "a" * 40, "b" * 40, "c" * 40
 REPO = "https://example.org/o/vllm.git"
 REFS = {
-    "refs/tags/v1.0": A, "refs/tags/v1.0^{}": B, "refs/heads/main": C, "refs/heads/v1.0": C, "refs/pull/7/head": A,
+    "refs/tags/v1.0": A,
+    "refs/tags/v1.0^{}": B,
+    "refs/heads/main": C,
+    "refs/heads/v1.0": C,
+    "refs/pull/7/head": A,
 }
 
 
@@ -32,14 +37,17 @@ class Remote:
         return 0, "".join("%s\t%s\n" % (self.refs[name], name) for name in names), ""
 
 
-@pytest.mark.parametrize(("ref", "commit"), [
-    ("v1.0", B),                # the commit behind an annotated tag, and a tag before a branch of the same name
-    ("main", C),
-    ("refs/pull/7/head", A),
-    ("pull/7/head", A),
-    ("refs/tags/v1.0", B),
-    (A, A),
-])
+@pytest.mark.parametrize(
+    ("ref", "commit"),
+    [
+        ("v1.0", B),  # the commit behind an annotated tag, and a tag before a branch of the same name
+        ("main", C),
+        ("refs/pull/7/head", A),
+        ("pull/7/head", A),
+        ("refs/tags/v1.0", B),
+        (A, A),
+    ],
+)
 def test_a_ref_means_one_commit(ref, commit):
     assert lock.resolve(REPO, ref, Remote()) == commit
 
@@ -50,13 +58,16 @@ def test_a_full_commit_asks_nobody():
     assert remote.asked == 0
 
 
-@pytest.mark.parametrize(("ref", "says"), [
-    ("v1.1", "Did you mean v1.0"),
-    ("mian", "Did you mean main"),
-    (A[:9], "Write all 40 digits"),
-    ("--upload-pack=x", "cannot be the name of a ref"),
-    ("a b", "cannot be the name of a ref"),
-])
+@pytest.mark.parametrize(
+    ("ref", "says"),
+    [
+        ("v1.1", "Did you mean v1.0"),
+        ("mian", "Did you mean main"),
+        (A[:9], "Write all 40 digits"),
+        ("--upload-pack=x", "cannot be the name of a ref"),
+        ("a b", "cannot be the name of a ref"),
+    ],
+)
 def test_a_wrong_ref_is_one_line_with_what_mends_it(ref, says):
     with pytest.raises(DflashError) as caught:
         lock.resolve(REPO, ref, Remote())
@@ -64,12 +75,15 @@ def test_a_wrong_ref_is_one_line_with_what_mends_it(ref, says):
     assert "\n" not in str(caught.value)
 
 
-@pytest.mark.parametrize(("stderr", "says"), [
-    ("fatal: unable to access 'https://x/': Could not resolve host: x", "cannot be reached"),
-    ("fatal: could not read Username for 'https://x': terminal prompts disabled", "needs a login"),
-    ("fatal: detected dubious ownership in repository at '/srv/x'", "another account owns"),
-    ("fatal: '/nowhere' does not appear to be a git repository", "cannot be read"),
-])
+@pytest.mark.parametrize(
+    ("stderr", "says"),
+    [
+        ("fatal: unable to access 'https://x/': Could not resolve host: x", "cannot be reached"),
+        ("fatal: could not read Username for 'https://x': terminal prompts disabled", "needs a login"),
+        ("fatal: detected dubious ownership in repository at '/srv/x'", "another account owns"),
+        ("fatal: '/nowhere' does not appear to be a git repository", "cannot be read"),
+    ],
+)
 def test_an_unreachable_repository_is_one_line(stderr, says):
     with pytest.raises(DflashError) as caught:
         lock.resolve(REPO, "main", Remote(error=stderr))
@@ -115,8 +129,16 @@ def test_a_ref_from_another_repository_is_refused_until_it_is_meant(tmp_path):
     assert len(lock.read_lock(path)["pins"]) == 2
 
 
-@pytest.mark.parametrize("text", ["", "{", '{"schema": 1}', '{"schema": 9, "pins": []}',
-                                  '{"schema": 1, "pins": [{"repo": "r", "ref": "x", "commit": "short"}]}'])
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "{",
+        '{"schema": 1}',
+        '{"schema": 9, "pins": []}',
+        '{"schema": 1, "pins": [{"repo": "r", "ref": "x", "commit": "short"}]}',
+    ],
+)
 def test_a_broken_lock_is_never_taken_for_an_empty_one(tmp_path, text):
     path = tmp_path / "l.json"
     path.write_text(text)

@@ -10,20 +10,25 @@ import io
 import subprocess
 import sys
 import zipfile
+from pathlib import Path
 
 import pytest
+
 from ansible_collections.dflash.fleet.plugins.module_utils import native
 from ansible_collections.dflash.fleet.plugins.module_utils.errors import DflashError
-
 
 VERSION = "__version__ = version = '0.32.1.dev2+ga1b79e929'\n__commit_id__ = commit_id = '%s'\n"
 
 
 def wheel(path, files, commit="ga1b79e929"):
     """A wheel with a right RECORD, RECORD last, as builders write it."""
-    files = {"vllm/__init__.py": b"", "vllm/_version.py": (VERSION % commit).encode(), **files,
-             "vllm-1.dist-info/METADATA": b"Metadata-Version: 2.1\nName: vllm\nVersion: 1\n",
-             "vllm-1.dist-info/WHEEL": b"Wheel-Version: 1.0\nGenerator: x\nRoot-Is-Purelib: false\nTag: py3-none-any\n"}
+    files = {
+        "vllm/__init__.py": b"",
+        "vllm/_version.py": (VERSION % commit).encode(),
+        **files,
+        "vllm-1.dist-info/METADATA": b"Metadata-Version: 2.1\nName: vllm\nVersion: 1\n",
+        "vllm-1.dist-info/WHEEL": b"Wheel-Version: 1.0\nGenerator: x\nRoot-Is-Purelib: false\nTag: py3-none-any\n",
+    }
     rows = [native.record_row(name, hashlib.sha256(data).digest(), len(data)) for name, data in files.items()]
     rows.append(["vllm-1.dist-info/RECORD", "", ""])
     text = io.StringIO()
@@ -35,8 +40,12 @@ def wheel(path, files, commit="ga1b79e929"):
     return str(path)
 
 
-BASE = {"vllm/_C.abi3.so": b"core" * 999, "vllm/_C_AVX2.abi3.so": b"avx2" * 999, "vllm/sub/_C_AVX512.abi3.so": b"avx512",
-        "vllm/a.py": b"base"}
+BASE = {
+    "vllm/_C.abi3.so": b"core" * 999,
+    "vllm/_C_AVX2.abi3.so": b"avx2" * 999,
+    "vllm/sub/_C_AVX512.abi3.so": b"avx512",
+    "vllm/a.py": b"base",
+}
 
 
 def test_missing_libraries_come_over_and_nothing_else(tmp_path):
@@ -70,8 +79,8 @@ def test_check_record_finds_what_differs(tmp_path):
 
 def test_a_cut_wheel_is_one_sentence(tmp_path):
     path = wheel(tmp_path / "w.whl", BASE)
-    data = open(path, "rb").read()
-    open(path, "wb").write(data[:len(data) // 2])
+    data = Path(path).read_bytes()
+    Path(path).write_bytes(data[: len(data) // 2])
     with pytest.raises(DflashError):
         native.libraries(path)
 
@@ -82,9 +91,13 @@ def test_the_commit_that_a_wheel_records(tmp_path, recorded, found):
     assert native.recorded_commit(path) == (found, "0.32.1.dev2+ga1b79e929")
 
 
-@pytest.mark.parametrize(("path", "name"), [
-    ("vllm/_C.abi3.so", "vllm._C"), ("vllm/vllm_flash_attn/_vllm_fa2_C.abi3.so", "vllm.vllm_flash_attn._vllm_fa2_C"),
-    ("vllm/third_party/deep_gemm/_C.cpython-312-x86_64-linux-gnu.so", "vllm.third_party.deep_gemm._C"),
-])
+@pytest.mark.parametrize(
+    ("path", "name"),
+    [
+        ("vllm/_C.abi3.so", "vllm._C"),
+        ("vllm/vllm_flash_attn/_vllm_fa2_C.abi3.so", "vllm.vllm_flash_attn._vllm_fa2_C"),
+        ("vllm/third_party/deep_gemm/_C.cpython-312-x86_64-linux-gnu.so", "vllm.third_party.deep_gemm._C"),
+    ],
+)
 def test_module_names(path, name):
     assert native.module_name(path) == name

@@ -7,15 +7,27 @@ from __future__ import annotations
 import configparser
 import os
 import subprocess
+from pathlib import Path
 
 import pytest
+
 from ansible_collections.dflash.fleet.plugins.module_utils import pip_tool
 from ansible_collections.dflash.fleet.plugins.module_utils.errors import DflashError
 
 
 def test_the_environment_that_says_how_to_reach_servers_is_passed_on():
-    given = {"PIP_INDEX_URL": "i", "PIP_FIND_LINKS": "/w", "SSL_CERT_FILE": "c", "https_proxy": "p", "PIP_TARGET": "t",
-             "PIP_CONFIG_FILE": "f", "HOME": "/root", "AWS_SECRET": "s", "VLLM_VERSION_OVERRIDE": "1", "PYTHONPATH": "x"}
+    given = {
+        "PIP_INDEX_URL": "i",
+        "PIP_FIND_LINKS": "/w",
+        "SSL_CERT_FILE": "c",
+        "https_proxy": "p",
+        "PIP_TARGET": "t",
+        "PIP_CONFIG_FILE": "f",
+        "HOME": "/root",
+        "AWS_SECRET": "s",
+        "VLLM_VERSION_OVERRIDE": "1",
+        "PYTHONPATH": "x",
+    }
     passed = pip_tool.passed_environment(given)
     assert passed == {"PIP_INDEX_URL": "i", "PIP_FIND_LINKS": "/w", "SSL_CERT_FILE": "c", "https_proxy": "p"}
     env = pip_tool.environment("/h", "/c", passed)
@@ -26,7 +38,9 @@ def test_the_callers_own_pip_files_are_merged(tmp_path):
     (tmp_path / ".pip").mkdir()
     (tmp_path / ".config" / "pip").mkdir(parents=True)
     (tmp_path / ".pip" / "pip.conf").write_text("[global]\nindex-url = old\ntimeout = 9\n")
-    (tmp_path / ".config" / "pip" / "pip.conf").write_text("[global]\nindex-url = new\nextra-index-url =\n  one\n  two\n[install]\ntarget = /x\n")
+    (tmp_path / ".config" / "pip" / "pip.conf").write_text(
+        "[global]\nindex-url = new\nextra-index-url =\n  one\n  two\n[install]\ntarget = /x\n"
+    )
     text = pip_tool.user_pip_config({"HOME": str(tmp_path)})
     read = configparser.RawConfigParser()
     read.read_string(text)
@@ -39,15 +53,22 @@ def test_the_callers_own_pip_files_are_merged(tmp_path):
 
 def test_git_settings_come_along_without_logins(tmp_path):
     (tmp_path / ".gitconfig").write_text(
-        '[user]\n\tname = me\n[http]\n\tproxy = http://proxy:1\n\textraheader = secret\n[http "https://a.b/"]\n\tsslCAInfo = "/c a"\n'
-        '[url "https://mirror/"]\n\tinsteadOf = https://up/\n[url "https://me:secret@x/"]\n\tinsteadOf = https://y/\n')
+        "[user]\n\tname = me\n[http]\n\tproxy = http://proxy:1\n\textraheader = secret\n"
+        '[http "https://a.b/"]\n\tsslCAInfo = "/c a"\n'
+        '[url "https://mirror/"]\n\tinsteadOf = https://up/\n[url "https://me:secret@x/"]\n\tinsteadOf = https://y/\n'
+    )
     text = pip_tool.user_git_config({"HOME": str(tmp_path), "PATH": os.environ["PATH"]})
     assert "secret" not in text and "me" not in text.replace("name", "")
     (tmp_path / "out").write_text(text)
-    listed = subprocess.run(["git", "config", "-f", str(tmp_path / "out"), "--list"], capture_output=True, text=True, check=True)
+    listed = subprocess.run(
+        ["git", "config", "-f", str(tmp_path / "out"), "--list"], capture_output=True, text=True, check=True
+    )
     assert sorted(listed.stdout.split("\n")[:-1]) == [
-        "http.https://a.b/.sslcainfo=/c a", "http.proxy=http://proxy:1", "safe.directory=*",
-        "url.https://mirror/.insteadof=https://up/"]
+        "http.https://a.b/.sslcainfo=/c a",
+        "http.proxy=http://proxy:1",
+        "safe.directory=*",
+        "url.https://mirror/.insteadof=https://up/",
+    ]
 
 
 def test_logins_are_on_disk_only_while_they_are_needed(tmp_path):
@@ -58,7 +79,7 @@ def test_logins_are_on_disk_only_while_they_are_needed(tmp_path):
     logins = pip_tool.Netrc(home)
     assert not os.path.exists(netrc)
     with logins:
-        assert "password z" in open(netrc).read()
+        assert "password z" in Path(netrc).read_text()
     assert not os.path.exists(netrc)
     with pytest.raises(RuntimeError), logins:
         raise RuntimeError

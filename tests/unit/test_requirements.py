@@ -7,6 +7,7 @@ from __future__ import annotations
 import zipfile
 
 import pytest
+
 from ansible_collections.dflash.fleet.plugins.module_utils import requirements
 from ansible_collections.dflash.fleet.plugins.module_utils.errors import DflashError
 
@@ -36,16 +37,30 @@ def test_a_torch_of_ones_own_replaces_the_stated_one():
     assert [line for line in lines if requirements.name_of(line) == "torch"] == ["torch==2.13.0"]
 
 
-@pytest.mark.parametrize(("layout", "device", "lines"), [
-    ({"requirements/build/cpu.txt": "cmake>=3.26 # why\n-r extra.txt\n--extra-index-url https://x\n\n# no\n",
-      "requirements/build/extra.txt": "torch==2.13.0+cpu; \\\n platform_machine == 'x86_64'\n",
-      "pyproject.toml": '[build-system]\nrequires = ["old"]\n'}, "cpu",
-     ["cmake>=3.26", "torch==2.13.0+cpu;   platform_machine == 'x86_64'"]),
-    ({"requirements/build.txt": "ninja\n"}, "cuda", ["ninja"]),
-    ({"pyproject.toml": '[project]\nname = "v"\n[build-system]\n# why\nrequires = [\n  "cmake>=3",\n  # no\n  \'torch == 2.11.0\',\n'
-                        '  "x[y]",\n]\nbuild-backend = "b"\n[tool.x]\nrequires = ["never"]\n'}, "cuda",
-     ["cmake>=3", "torch == 2.11.0", "x[y]"]),
-])
+@pytest.mark.parametrize(
+    ("layout", "device", "lines"),
+    [
+        (
+            {
+                "requirements/build/cpu.txt": "cmake>=3.26 # why\n-r extra.txt\n--extra-index-url https://x\n\n# no\n",
+                "requirements/build/extra.txt": "torch==2.13.0+cpu; \\\n platform_machine == 'x86_64'\n",
+                "pyproject.toml": '[build-system]\nrequires = ["old"]\n',
+            },
+            "cpu",
+            ["cmake>=3.26", "torch==2.13.0+cpu;   platform_machine == 'x86_64'"],
+        ),
+        ({"requirements/build.txt": "ninja\n"}, "cuda", ["ninja"]),
+        (
+            {
+                "pyproject.toml": '[project]\nname = "v"\n[build-system]\n# why\nrequires = [\n'
+                "  \"cmake>=3\",\n  # no\n  'torch == 2.11.0',\n"
+                '  "x[y]",\n]\nbuild-backend = "b"\n[tool.x]\nrequires = ["never"]\n'
+            },
+            "cuda",
+            ["cmake>=3", "torch == 2.11.0", "x[y]"],
+        ),
+    ],
+)
 def test_what_a_tree_says_its_build_needs(tmp_path, layout, device, lines):
     for name, text in layout.items():
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
@@ -59,14 +74,25 @@ def test_a_tree_that_says_nothing_is_refused(tmp_path):
 
 
 def item(name, version, **archive):
-    return {"metadata": {"name": name, "version": version}, "download_info": {"url": "https://x/y", "archive_info": archive}}
+    return {
+        "metadata": {"name": name, "version": version},
+        "download_info": {"url": "https://x/y", "archive_info": archive},
+    }
 
 
 def test_the_lock_is_sorted_and_has_every_hash():
-    report = {"install": [item("Zlib_NG", "1.0", hash="sha256=" + HASH), item("attrs", "2", hashes={"sha256": HASH}),
-                          item("torchaudio", "3", hashes={"sha256": HASH})]}
+    report = {
+        "install": [
+            item("Zlib_NG", "1.0", hash="sha256=" + HASH),
+            item("attrs", "2", hashes={"sha256": HASH}),
+            item("torchaudio", "3", hashes={"sha256": HASH}),
+        ]
+    }
     text = requirements.lock_text(report, ["https://i"], ["torchaudio"])
-    assert text == "--extra-index-url https://i\nattrs==2 --hash=sha256:%s\nzlib-ng==1.0 --hash=sha256:%s\n" % (HASH, HASH)
+    assert text == "--extra-index-url https://i\nattrs==2 --hash=sha256:%s\nzlib-ng==1.0 --hash=sha256:%s\n" % (
+        HASH,
+        HASH,
+    )
     assert [entry["name"] for entry in requirements.parse_lock(text)] == ["attrs", "zlib-ng"]
 
 
@@ -108,7 +134,9 @@ def test_the_cache_key_depends_on_every_input():
 def test_metadata_is_read_from_the_wheel(tmp_path):
     wheel = tmp_path / "v-1-py3-none-any.whl"
     with zipfile.ZipFile(wheel, "w") as archive:
-        archive.writestr("v-1.dist-info/METADATA", "Name: v\nVersion: 1\nRequires-Dist: a\nRequires-Dist: b\n\nRequires-Dist: c\n")
+        archive.writestr(
+            "v-1.dist-info/METADATA", "Name: v\nVersion: 1\nRequires-Dist: a\nRequires-Dist: b\n\nRequires-Dist: c\n"
+        )
     assert requirements.metadata_of(str(wheel))["Requires-Dist"] == ["a", "b"]
     wheel.write_bytes(wheel.read_bytes()[:40])
     with pytest.raises(DflashError):

@@ -10,6 +10,7 @@ import shutil
 import subprocess
 
 import pytest
+
 from ansible_collections.dflash.fleet.plugins.module_utils import accounts, service, service_supervisor, service_systemd
 from ansible_collections.dflash.fleet.plugins.module_utils.errors import DflashError
 
@@ -20,17 +21,32 @@ def test_the_script_hands_over_every_byte(tmp_path):
     log = tmp_path / "sub dir" / "p.log"
     log.parent.mkdir()
     program = service.Program(
-        "p", ["/usr/bin/env", "python3", "-c", "import sys, os, json; print(json.dumps([sys.argv[1:], os.environ['A'], os.getcwd()]))",
-              *HARD], env={"A": HARD[1]}, cwd=str(log.parent), log=str(log))
+        "p",
+        [
+            "/usr/bin/env",
+            "python3",
+            "-c",
+            "import sys, os, json; print(json.dumps([sys.argv[1:], os.environ['A'], os.getcwd()]))",
+            *HARD,
+        ],
+        env={"A": HARD[1]},
+        cwd=str(log.parent),
+        log=str(log),
+    )
     script = tmp_path / "p.sh"
     script.write_text(service.script(program))
     subprocess.run(["/bin/sh", str(script)], check=True)
     assert json.loads(log.read_text()) == [HARD, HARD[1], str(log.parent)]
 
 
-@pytest.mark.parametrize("program", [
-    service.Program("p", ["x"], env={"A B": "1"}), service.Program("p", ["x"], env={"": "1"}), service.Program("p", ["a\0b"]),
-])
+@pytest.mark.parametrize(
+    "program",
+    [
+        service.Program("p", ["x"], env={"A B": "1"}),
+        service.Program("p", ["x"], env={"": "1"}),
+        service.Program("p", ["a\0b"]),
+    ],
+)
 def test_what_a_shell_cannot_carry_is_refused(program):
     with pytest.raises(DflashError):
         service.script(program)
@@ -41,7 +57,13 @@ def test_a_unit_file_holds_paths_and_numbers_only():
     text = service_systemd.unit_text(program, '/opt/a b/50%/$x/"q".sh', "dflash")
     assert 'ExecStart=/bin/sh "/opt/a b/50%%/$$x/\\"q\\".sh"' in text
     assert "vllm" not in text
-    for line in ("KillMode=control-group", "TimeoutStopSec=40", "User=dflash", "Restart=on-failure", "StartLimitBurst=3"):
+    for line in (
+        "KillMode=control-group",
+        "TimeoutStopSec=40",
+        "User=dflash",
+        "Restart=on-failure",
+        "StartLimitBurst=3",
+    ):
         assert line in text.splitlines()
     assert "User=" not in service_systemd.unit_text(program, "/x", None)
 
@@ -55,22 +77,34 @@ def test_systemd_accepts_the_unit_file(tmp_path):
     assert ours == []
 
 
-@pytest.mark.parametrize(("shown", "state", "pid"), [
-    ("LoadState=loaded\nActiveState=active\nSubState=running\nMainPID=7\n", "running", 7),
-    ("LoadState=loaded\nActiveState=deactivating\nSubState=stop-sigterm\nMainPID=7\n", "running", 7),
-    ("LoadState=loaded\nActiveState=failed\nSubState=failed\nResult=exit-code\nMainPID=0\n", "failed", None),
-    ("LoadState=loaded\nActiveState=inactive\nSubState=dead\nMainPID=0\n", "stopped", None),
-    ("LoadState=not-found\nActiveState=inactive\nSubState=dead\nMainPID=0\n", "absent", None),
-])
+@pytest.mark.parametrize(
+    ("shown", "state", "pid"),
+    [
+        ("LoadState=loaded\nActiveState=active\nSubState=running\nMainPID=7\n", "running", 7),
+        ("LoadState=loaded\nActiveState=deactivating\nSubState=stop-sigterm\nMainPID=7\n", "running", 7),
+        ("LoadState=loaded\nActiveState=failed\nSubState=failed\nResult=exit-code\nMainPID=0\n", "failed", None),
+        ("LoadState=loaded\nActiveState=inactive\nSubState=dead\nMainPID=0\n", "stopped", None),
+        ("LoadState=not-found\nActiveState=inactive\nSubState=dead\nMainPID=0\n", "absent", None),
+    ],
+)
 def test_what_systemd_shows_in_our_words(shown, state, pid):
     found = service_systemd.state_of(service_systemd.parse_show(shown))
     assert (found["state"], found["pid"]) == (state, pid)
 
 
-@pytest.mark.parametrize(("name", "status", "state"), [
-    ("RUNNING", 0, "running"), ("STARTING", 0, "running"), ("STOPPING", 0, "running"), ("EXITED", 0, "stopped"),
-    ("EXITED", 3, "failed"), ("STOPPED", 0, "stopped"), ("FATAL", 0, "failed"), ("UNKNOWN", 0, "failed"),
-])
+@pytest.mark.parametrize(
+    ("name", "status", "state"),
+    [
+        ("RUNNING", 0, "running"),
+        ("STARTING", 0, "running"),
+        ("STOPPING", 0, "running"),
+        ("EXITED", 0, "stopped"),
+        ("EXITED", 3, "failed"),
+        ("STOPPED", 0, "stopped"),
+        ("FATAL", 0, "failed"),
+        ("UNKNOWN", 0, "failed"),
+    ],
+)
 def test_what_supervisor_says_in_our_words(name, status, state):
     assert service_supervisor.state_of({"statename": name, "exitstatus": status}) == state
 
@@ -78,8 +112,14 @@ def test_what_supervisor_says_in_our_words(name, status, state):
 def test_supervisor_never_restarts_by_itself_and_takes_the_whole_group(tmp_path):
     manager = service_supervisor.Supervisor(str(tmp_path), accounts.caller())
     text = manager._program_config(service.Program("p", ["x"], stop_timeout=7), "/r/50%.sh")
-    for line in ("autorestart=false", "stopasgroup=true", "killasgroup=true", "stopwaitsecs=7", "autostart=false",
-                 "command=/bin/sh /r/50%%.sh"):
+    for line in (
+        "autorestart=false",
+        "stopasgroup=true",
+        "killasgroup=true",
+        "stopwaitsecs=7",
+        "autostart=false",
+        "command=/bin/sh /r/50%%.sh",
+    ):
         assert line in text.splitlines()
     assert manager.status("p") == {"state": "absent", "pid": None, "detail": ""}
     assert manager.stop("p") is False

@@ -8,12 +8,18 @@ import os
 import subprocess
 
 import pytest
+
 from ansible_collections.dflash.fleet.plugins.module_utils import source
 from ansible_collections.dflash.fleet.plugins.module_utils.errors import DflashError
 
 ENV = {
-    "PATH": os.environ["PATH"], "GIT_AUTHOR_NAME": "A", "GIT_AUTHOR_EMAIL": "a@x", "GIT_COMMITTER_NAME": "C",
-    "GIT_COMMITTER_EMAIL": "c@x", "GIT_AUTHOR_DATE": "@1700000000 +0200", "GIT_COMMITTER_DATE": "@1700000001 -0500",
+    "PATH": os.environ["PATH"],
+    "GIT_AUTHOR_NAME": "A",
+    "GIT_AUTHOR_EMAIL": "a@x",
+    "GIT_COMMITTER_NAME": "C",
+    "GIT_COMMITTER_EMAIL": "c@x",
+    "GIT_AUTHOR_DATE": "@1700000000 +0200",
+    "GIT_COMMITTER_DATE": "@1700000001 -0500",
 }
 SETUP = 'from setuptools import setup\nCMakeExtension(name="vllm._C")\nsetup()\n'
 
@@ -33,8 +39,9 @@ def upstream(tmp_path, env):
     path.mkdir()
 
     def git(*words):
-        return subprocess.run(["git", *words], cwd=path, env={**ENV, **env}, check=True, capture_output=True,
-                              text=True).stdout.strip()
+        return subprocess.run(
+            ["git", *words], cwd=path, env={**ENV, **env}, check=True, capture_output=True, text=True
+        ).stdout.strip()
 
     git("init", "-q", "-b", "main")
     (path / "vllm").mkdir()
@@ -58,8 +65,11 @@ def upstream(tmp_path, env):
 
 
 def patch(name, before, after, subject="Change two"):
-    text = "Subject: [PATCH 1/1] %s\n\nBecause it matters.\n---\n vllm/a.py | 2 +-\n\ndiff --git a/vllm/a.py b/vllm/a.py\n" \
-        "--- a/vllm/a.py\n+++ b/vllm/a.py\n@@ -1,3 +1,3 @@\n one\n-%s\n+%s\n three\n--\n2.39\n" % (subject, before, after)
+    text = (
+        "Subject: [PATCH 1/1] %s\n\nBecause it matters.\n---\n vllm/a.py | 2 +-\n\ndiff --git a/vllm/a.py b/vllm/a.py\n"
+        "--- a/vllm/a.py\n+++ b/vllm/a.py\n@@ -1,3 +1,3 @@\n one\n-%s\n+%s\n three\n--\n2.39\n"
+        % (subject, before, after)
+    )
     return {"name": name, "sha256": name, "text": text}
 
 
@@ -82,8 +92,10 @@ def test_without_a_series_the_build_commit_is_the_pin(tmp_path, upstream, env):
 def test_the_build_commit_is_the_same_everywhere(tmp_path, upstream, env):
     pin = upstream("rev-parse", "v1.0")
     series = [patch("1.patch", "two", "2"), patch("2.patch", "2", "zwei")]
-    commits = {build(tmp_path / name, upstream, {**env, **extra}, pin, series)[0]
-               for name, extra in (("x", {}), ("y", {"TZ": "Asia/Tokyo", "GIT_AUTHOR_NAME": "someone"}))}
+    commits = {
+        build(tmp_path / name, upstream, {**env, **extra}, pin, series)[0]
+        for name, extra in (("x", {}), ("y", {"TZ": "Asia/Tokyo", "GIT_AUTHOR_NAME": "someone"}))
+    }
     assert len(commits) == 1
     git = source.Git(str(tmp_path / "x" / "src"), env, print)
     shown = git.text("show", "-s", "--format=%an %ae %at %cn %ce %ct|%B", "HEAD")
@@ -150,10 +162,19 @@ def test_the_remote_follows_the_repository_that_was_named(tmp_path, upstream, en
     assert mirror.text("remote", "get-url", "origin") == upstream.path
 
 
-@pytest.mark.parametrize(("path", "is_native"), [
-    ("csrc/cpu/x.py", True), ("cmake/utils.cmake", True), ("CMakeLists.txt", True), ("vllm/x.cuh", True),
-    ("tests/kernels/x.cu", False), ("vllm/config.py", False), ("docs/CMakeLists.txt", False), ("setup.py", False),
-])
+@pytest.mark.parametrize(
+    ("path", "is_native"),
+    [
+        ("csrc/cpu/x.py", True),
+        ("cmake/utils.cmake", True),
+        ("CMakeLists.txt", True),
+        ("vllm/x.cuh", True),
+        ("tests/kernels/x.cu", False),
+        ("vllm/config.py", False),
+        ("docs/CMakeLists.txt", False),
+        ("setup.py", False),
+    ],
+)
 def test_what_counts_as_native(path, is_native):
     assert source.native(path) is is_native
 
@@ -167,9 +188,15 @@ def test_another_extension_in_setup_is_a_native_change_and_another_text_is_not(t
         assert source.changed_natives(mirror, "v1.0", head) == found
 
 
-@pytest.mark.parametrize(("text", "message"), [
-    ("Subject: [PATCH v2 1/3] Keep\n the window\n\nWhy.\n---\n x | 1 +\n\ndiff --git a/x b/x\n", "Keep the window\n\nWhy.\n"),
-    ("--- a/x\n+++ b/x\n", "n.patch\n"),
-])
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        (
+            "Subject: [PATCH v2 1/3] Keep\n the window\n\nWhy.\n---\n x | 1 +\n\ndiff --git a/x b/x\n",
+            "Keep the window\n\nWhy.\n",
+        ),
+        ("--- a/x\n+++ b/x\n", "n.patch\n"),
+    ],
+)
 def test_the_message_comes_from_the_patch(text, message):
     assert source.message_of(text, "n.patch") == message
