@@ -5,10 +5,11 @@
 from __future__ import annotations
 
 import os
+import shutil
 import subprocess
 import time
 from types import ModuleType
-from typing import Any, Dict, List, Optional
+from typing import Any, Callable, Dict, List, Optional
 
 from ansible_collections.dflash.fleet.plugins.module_utils import (
     accounts,
@@ -23,6 +24,11 @@ from ansible_collections.dflash.fleet.plugins.module_utils.files import read_jso
 
 #: Seconds between the service manager's start and the launcher's record of the server.
 RECORD_S = 40.0
+#: A log that is larger at a start is put aside, once: the log before it goes.
+LOG_MAX = 64 << 20
+#: Seconds for the memory of GPUs to come back after a stop, and the change (MiB) that is none.
+GPU_S = 30.0
+GPU_STEP = 64
 
 
 def service_name(instance: str) -> str:
@@ -131,6 +137,7 @@ class Server:
                     ", ".join(sorted({"%s in state %s" % (item.name, item.state) for item in left})),
                 ), self.path, "A process in state D waits for a device that does not answer: reboot the host.",
             )
+        settle(gpu_memory)
         return True
 
     def _clean(self) -> None:
@@ -172,6 +179,8 @@ class Server:
                 write_atomic(path, text)
         if not os.path.isdir(os.path.dirname(self.log)):
             accounts.make_folder(os.path.dirname(self.log))
+        if os.path.isfile(self.log) and os.path.getsize(self.log) > LOG_MAX:
+            os.replace(self.log, self.log + ".1")
         for path in (self._file("run.json"), self.log):
             self._own(path)
         if secrets is not None:
@@ -240,6 +249,33 @@ def act(server: Server, state: str, deployment: str, autostart: bool, check_mode
         server.stop()
         return dict(server.start(deployment, autostart), changed=True)
     return server.start(deployment, autostart)
+
+
+def gpu_memory() -> Optional[int]:
+    """MiB in use on all GPUs together, None where there is no driver to ask."""
+    tool = shutil.which("nvidia-smi", path=launch.SYSTEM_PATH)
+    if not tool:
+        return None
+    try:
+        done = subprocess.run(
+            [tool, "--query-gpu=memory.used", "--format=csv,noheader,nounits"], capture_output=True, text=True,
+            timeout=20, stdin=subprocess.DEVNULL, check=True,
+        )
+        return sum(int(line) for line in done.stdout.split())
+    except (OSError, subprocess.SubprocessError, ValueError):
+        return None
+
+
+def settle(measure: Callable[[], Optional[int]], timeout: float = GPU_S, step: float = 0.5) -> None:
+    """Wait until memory is given back: the driver frees it some time after the last process died."""
+    limit = time.monotonic() + timeout
+    last = measure()
+    while last is not None and time.monotonic() < limit:
+        time.sleep(step)
+        now = measure()
+        if now is None or last - now < GPU_STEP:
+            return
+        last = now
 
 
 def source(module: ModuleType) -> str:
