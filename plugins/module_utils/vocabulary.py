@@ -259,7 +259,7 @@ CHECKS: Dict[str, Dict[str, Any]] = {
         "remedy": "Read the server's log; its first error stands in the evidence.",
     },
     "serving.aux_layers": {
-        "stage": "serving", "required_when": "always",
+        "stage": "serving", "required_when": "never",
         "question": "Did this process log auxiliary layers from the drafter's configuration, shifted by one?",
         "remedy": "The drafter's target layer ids were not read as they must be: pin another vLLM.",
     },
