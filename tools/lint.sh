@@ -39,7 +39,7 @@ shells() {
     return $rc
 }
 
-run ruff ruff check --no-cache .
+run ruff ruff check --no-cache --output-format concise .
 run yamllint yamllint .
 # 3.10 is the oldest Python that mypy still knows; ruff holds plugins/ to 3.9's syntax.
 run mypy-hosts mypy --cache-dir .cache/mypy --python-version 3.10 "$utils"
