@@ -149,25 +149,25 @@ def aux_check(text: str, taps: Sequence[int], pids: Optional[Sequence[int]] = No
     """
     lines = [aux for aux in aux_layers(text) if pids is None or aux.pid is None or aux.pid in pids]
     expected = "layers %s, from the configuration" % (list(taps),)
-    evidence = [{"process": a.process, "pid": a.pid, "from": a.source, "layers": a.ids} for a in lines]
-    if not lines:
+    evidence = [{"process": a.process, "pid": a.pid, "from": a.source, "layers": a.ids} for a in lines] or None
+
+    def say(status: str, actual: str, hint: Optional[str] = None) -> checks.Check:
         return checks.make(
-            "serving.aux_layers", "unknown", expected, "no such line in the log of this process", level="advisory",
-            hint="The log level may hide it: remove VLLM_LOGGING_LEVEL and VLLM_CONFIGURE_LOGGING.",
+            "serving.aux_layers", status, expected, actual, level="advisory", hint=hint, evidence=evidence,
         )
+
+    if not lines:
+        return say("unknown", "no such line in the log of this process",
+                   "The log level may hide it: remove VLLM_LOGGING_LEVEL and VLLM_CONFIGURE_LOGGING.")
     for aux in lines:
         if aux.source == "model":
-            return checks.make(
-                "serving.aux_layers", "fail", expected, "layers %s, from the model" % aux.ids, evidence=evidence,
-                level="advisory", hint="The runner did not find the drafter's target layer ids and took defaults: pin another vLLM.",
-            )
+            return say("fail", "layers %s, from the model" % aux.ids,
+                       "The runner did not find the drafter's target layer ids and took defaults: pin another vLLM.")
         if aux.ids != list(taps):
             shifted = [i + 1 for i in aux.ids] == list(taps)
-            return checks.make(
-                "serving.aux_layers", "fail", expected, "layers %s" % aux.ids, evidence=evidence,
-                level="advisory", hint="The ids are used unshifted, one layer too early: pin a vLLM with the + 1." if shifted else None,
-            )
-    return checks.make("serving.aux_layers", "pass", expected, "layers %s" % lines[0].ids, level="advisory", evidence=evidence)
+            return say("fail", "layers %s" % aux.ids,
+                       "The ids are used unshifted, one layer too early: pin a vLLM with the + 1." if shifted else None)
+    return say("pass", "layers %s" % lines[0].ids)
 
 
 def first_error(text: str) -> Dict[str, str]:

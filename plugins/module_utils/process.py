@@ -29,6 +29,7 @@ class Stat(NamedTuple):
     state: str
     parent: int
     group: int
+    terminal: int
     start_ticks: int
     uid: int
 
@@ -53,7 +54,8 @@ def stat(pid: int) -> Optional[Stat]:
     head, _bracket, tail = text.rpartition(")")
     fields = tail.split()
     # Field 3 of the manual page (state) is fields[0]; start time is field 22.
-    return Stat(pid, head.partition("(")[2], fields[0], int(fields[1]), int(fields[2]), int(fields[19]), owner)
+    parent, group, terminal, ticks = (int(fields[place]) for place in (1, 2, 4, 19))
+    return Stat(pid, head.partition("(")[2], fields[0], parent, group, terminal, ticks, owner)
 
 
 def start_ticks(pid: int) -> Optional[int]:
@@ -136,8 +138,9 @@ def members(
     """All living processes of an instance, the oldest first.
 
     ``instance`` is the instance's folder.  A process is a member when its environment names the
-    folder, when it works in the folder's ``run/``, when it is in the process group of ``leader``
-    (``{pid, start_ticks, boot_id}`` as written in run.json), or when it descends from a member.
+    folder, when it works in the folder's ``run/`` and has no terminal (a shell there is a person
+    looking around), when it is in the process group of ``leader`` (``{pid, start_ticks, boot_id}``
+    as written in run.json), or when it descends from a member.
     One that names another instance is none.  ``uid`` restricts to that account: run.json is
     written by the service account, so a root caller must not act on whatever pid it names.
     ``spare`` and the caller with its ancestors are never members.
@@ -156,7 +159,7 @@ def members(
         named = marker(pid)
         if named is not None:
             (chosen if os.path.realpath(named) == folder else foreign).add(pid)
-        elif (group is not None and found.group == group) or working_folder(pid) == run_folder:
+        elif (group is not None and found.group == group) or (not found.terminal and working_folder(pid) == run_folder):
             chosen.add(pid)
     grown = True
     while grown:

@@ -5,6 +5,7 @@
 from __future__ import annotations
 
 import os
+import pty
 import signal
 import socket
 import subprocess
@@ -84,7 +85,7 @@ def test_a_zombie_is_dead(start: Callable[..., Any]) -> None:
     child = start(SLEEP)
     ticks = process.start_ticks(child.pid)
     os.kill(child.pid, signal.SIGKILL)
-    wait(lambda: (process.stat(child.pid) or process.Stat(0, "", "", 0, 0, 0, 0)).state == "Z")
+    wait(lambda: (process.stat(child.pid) or process.Stat(0, "", "", 0, 0, 0, 0, 0)).state == "Z")
     assert not process.alive(child.pid, ticks, process.boot_id())
     assert child.pid not in process.table()
 
@@ -113,6 +114,21 @@ def test_members_by_marker_by_folder_and_no_others(tmp_path: Path, start: Callab
     assert unrelated.pid not in pids(process.members(mine))
     assert pids(process.members(mine, spare=[marked.pid])) == {working.pid}
     assert process.members(mine, uid=os.getuid() + 1) == []
+
+
+def test_a_person_who_looks_into_the_run_folder_is_no_member(tmp_path: Path) -> None:
+    mine = instance(tmp_path)
+    pid, terminal = pty.fork()
+    if pid == 0:
+        os.chdir(mine + "/run")
+        os.execve("/bin/sleep", ["sleep", "60"], {})
+    try:
+        wait(lambda: process.working_folder(pid) == mine + "/run" and (process.stat(pid) or [""])[1] == "sleep")
+        assert process.members(mine) == []
+    finally:
+        os.kill(pid, signal.SIGKILL)
+        os.waitpid(pid, 0)
+        os.close(terminal)
 
 
 def test_an_engine_that_outlives_its_server_is_found_by_group(tmp_path: Path, start: Callable[..., Any]) -> None:
