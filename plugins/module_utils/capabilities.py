@@ -55,6 +55,7 @@ class Drafter(NamedTuple):
     config: Dict[str, Any]
     ids: List[int]
     expected: List[Tuple[Optional[int], bool]]
+    raw: Optional[Dict[str, Any]] = None  # as it stands in the file, where the tree's own code translates it
 
 
 def generic(kind: str) -> Drafter:
@@ -74,7 +75,9 @@ def generic(kind: str) -> Drafter:
 def read_drafter(raw: Mapping[str, Any]) -> Drafter:
     """Read a drafter's ``config.json`` (own or speculators dialect) as vLLM does."""
     config: Dict[str, Any] = dict(_BASE)
+    dialect = None
     if "speculators_model_type" in raw or "aux_hidden_state_layer_ids" in raw:
+        dialect = dict(raw)
         config.update(raw.get("transformer_layer_config") or {})
         aux = list(raw.get("aux_hidden_state_layer_ids") or [])
         config["eagle_aux_hidden_state_layer_ids"] = aux
@@ -97,7 +100,8 @@ def read_drafter(raw: Mapping[str, Any]) -> Drafter:
     window = dflash.get("swa_window_size", config.get("sliding_window"))
     kind = "full" if not any(sliding) else ("uniform" if all(sliding) else "mixed")
     expected = [(window if slides else None, _causal(config, dflash, index)) for index, slides in enumerate(sliding)]
-    return Drafter(kind, config, list(dflash.get("target_layer_ids") or config.get("target_layer_ids") or []), expected)
+    ids = list(dflash.get("target_layer_ids") or config.get("target_layer_ids") or [])
+    return Drafter(kind, config, ids, expected, dialect)
 
 
 def _causal(config: Mapping[str, Any], dflash: Mapping[str, Any], index: int) -> bool:
@@ -148,8 +152,13 @@ def cases(drafter: Optional[Drafter]) -> List[Dict[str, Any]]:
     ids = own.ids
     taps = [item + 1 for item in ids]
     trials = [
-        {"what": "the drafter's ids", "config": own.config, "expected": taps},
-        {"what": "other ids", "config": _with_ids(own.config, OTHER_IDS), "expected": [item + 1 for item in OTHER_IDS]},
+        {"what": "the drafter's ids", "config": own.config, "expected": taps, "raw": own.raw},
+        {
+            "what": "other ids",
+            "expected": [item + 1 for item in OTHER_IDS],
+            "config": _with_ids(own.config, OTHER_IDS),
+            "raw": own.raw and dict(own.raw, aux_hidden_state_layer_ids=[item + 1 for item in OTHER_IDS]),
+        },
         {
             "what": "ids that count from one already",
             "expected": taps,
@@ -165,6 +174,7 @@ def cases(drafter: Optional[Drafter]) -> List[Dict[str, Any]]:
                 "runner": name,
                 "trials": trials,
                 "places": symbols.SYMBOLS.get("capability.layer_offset." + name, []),
+                "translator": symbols.SPECULATORS,
                 "expected": taps,
             }
         )
@@ -177,6 +187,8 @@ def cases(drafter: Optional[Drafter]) -> List[Dict[str, Any]]:
                     "kind": "swa",
                     "runner": name,
                     "config": form.config,
+                    "raw": form.raw,
+                    "translator": symbols.SPECULATORS,
                     "places": symbols.SYMBOLS.get("capability.swa." + name, []),
                     "expected": [list(item) for item in form.expected],
                 }
@@ -280,6 +292,7 @@ def _sources(package: str, asked: List[Dict[str, Any]]) -> Dict[str, str]:
                 place.get("config_file"),
                 place.get("manager_file"),
                 place.get("metadata", {}).get("file"),
+                case.get("translator", {}).get("file"),
             ):
                 if path and path not in texts:
                     try:

@@ -64,7 +64,8 @@ RELEASE_EXTENSIONS: Dict[str, List[Tuple[Tuple[int, int], List[str]]]] = {
         ),
     ],
     "cpu": [
-        ((0, 20), ["vllm._C", "vllm._C_AVX2"]),
+        ((0, 20), ["vllm._C", "vllm._C_AVX512", "vllm._C_AVX2"]),
+        ((0, 22), ["vllm._C", "vllm._C_AVX512", "vllm._C_AVX2", "vllm.spinloop"]),
         ((0, 25), ["vllm._C", "vllm._C_AVX512", "vllm._C_AVX2", "vllm.spinloop", "vllm.fs_io_C"]),
     ],
 }

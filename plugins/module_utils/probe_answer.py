@@ -63,6 +63,14 @@ def function(name: str, like: ast.FunctionDef, body: List[ast.stmt]) -> ast.Func
     return ast.fix_missing_locations(new)
 
 
+def translated(files: Files, place: Dict[str, str], raw: Dict[str, Any], config: Dict[str, Any]) -> Dict[str, Any]:
+    """A drafter of the speculators dialect as this tree's own function translates it; ``config`` has the rest."""
+    space = files.source(place["file"], {}).load([place["function"]])
+    own: Dict[str, Any] = {}
+    ask(space[place["function"]], copy.deepcopy(raw), own)
+    return dict(config, **own)
+
+
 def answer(status: str, expected: Any, actual: Any, evidence: Any) -> Answer:
     return {"status": status, "expected": expected, "actual": actual, "evidence": evidence}
 

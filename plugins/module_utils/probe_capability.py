@@ -24,6 +24,7 @@ from ansible_collections.dflash.fleet.plugins.module_utils.probe_answer import (
     key_of,
     plain,
     short,
+    translated,
 )
 from ansible_collections.dflash.fleet.plugins.module_utils.probe_code import (
     LOG,
@@ -80,11 +81,14 @@ def layer_offset(files: Files, case: Dict[str, Any]) -> Answer:
         evidence["user"] = "%s:%d hands it to %s" % (place["file"], caller.lineno, place["sink"])
     wrong = []
     for trial in case["trials"]:
+        config = copy.deepcopy(trial["config"])
+        if trial.get("raw"):
+            config = translated(files, case["translator"], trial["raw"], config)
         spec = Loose(
             method="dflash",
             use_eagle=lambda: True,
             use_dflash=lambda: True,
-            draft_model_config=Loose(hf_config=Strict(**copy.deepcopy(trial["config"]))),
+            draft_model_config=Loose(hf_config=Strict(**config)),
         )
         owner: Any = None
         if cls:

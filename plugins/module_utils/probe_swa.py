@@ -15,6 +15,7 @@ from ansible_collections.dflash.fleet.plugins.module_utils.probe_answer import (
     ask,
     fill,
     plain,
+    translated,
 )
 from ansible_collections.dflash.fleet.plugins.module_utils.probe_code import (
     LOG,
@@ -30,7 +31,10 @@ from ansible_collections.dflash.fleet.plugins.module_utils.probe_code import (
 def swa(files: Files, case: Dict[str, Any]) -> Answer:
     """Build every draft layer on stubs and note the window that its attention is given, and its causality."""
     place = case["places"][0]
-    config: Any = Strict(**copy.deepcopy(case["config"]))
+    described = copy.deepcopy(case["config"])
+    if case.get("raw"):
+        described = translated(files, case["translator"], case["raw"], described)
+    config: Any = Strict(**described)
     spec = Loose(method="dflash", draft_model_config=Loose(hf_config=config), num_speculative_tokens=15)
     current = Loose(
         use_v2_model_runner=case["runner"] == "v2", speculative_config=spec, cache_config=None, quant_config=None

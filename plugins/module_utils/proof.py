@@ -5,6 +5,7 @@
 from __future__ import annotations
 
 import os
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Dict, List, Mapping, NamedTuple, Optional, Tuple
 
 from ansible_collections.dflash.fleet.plugins.module_utils import (
@@ -117,20 +118,23 @@ def _inspect(
     torch_cuda = completeness.torch_cuda(
         [item for item in (record.site_packages(layer) if layer else None, site) if item]
     )
-    found += completeness.binaries(package, compiled, _expected(site, said, wish), wish.device, torch_cuda, level)
-    found += completeness.others(site, installed, seen, layer, level)
-    found += _capabilities(package, python if seen else child.any_python(wish.user), wish)
-    found += loading.examine(
-        python,
-        package,
-        compiled,
-        _expected(site, said, wish),
-        wish.device,
-        user=wish.user,
-        deadline=wish.deadline,
-        level=level,
-    )
-    return found, said
+    wanted = _expected(site, said, wish)
+    with ThreadPoolExecutor(max_workers=1) as pool:  # torch loads while the files are hashed
+        loaded = pool.submit(
+            loading.examine,
+            python,
+            package,
+            compiled,
+            wanted,
+            wish.device,
+            user=wish.user,
+            deadline=wish.deadline,
+            level=level,
+        )
+        found += completeness.binaries(package, compiled, wanted, wish.device, torch_cuda, level)
+        found += completeness.others(site, installed, seen, layer, level)
+        found += _capabilities(package, python if seen else child.any_python(wish.user), wish)
+        return found + loaded.result(), said
 
 
 def _capabilities(package: str, python: str, wish: Wish) -> List[checks.Check]:

@@ -79,6 +79,13 @@ SYMBOLS: Dict[str, List[Dict[str, Any]]] = {
     ],
 }
 
+#: The function that turns a drafter's configuration of the speculators dialect into vLLM's.
+SPECULATORS: Dict[str, str] = {
+    "releases": "0.20.0 to 0.33.0",
+    "file": "transformers_utils/configs/speculators/algos.py",
+    "function": "update_dflash",
+}
+
 #: A tree without any of these has no DFlash for that runner.
 RUNNER_FILES: Dict[str, List[str]] = {
     "v1": ["v1/spec_decode/dflash.py"],

@@ -6,11 +6,18 @@ from __future__ import annotations
 
 import shutil
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import trees
 
-from ansible_collections.dflash.fleet.plugins.module_utils import capabilities, child, extensions, identity
+from ansible_collections.dflash.fleet.plugins.module_utils import (
+    capabilities,
+    child,
+    extensions,
+    identity,
+    probe_native,
+)
 
 MUTATED = "0.32.0"
 RUNNER = "v1/worker/gpu_model_runner.py"
@@ -88,6 +95,34 @@ def test_release_data_agrees_with_its_source(version: str) -> None:
     for device in ("cpu", "cuda"):
         built = {item.module for item in extensions.from_setup(setup, device) if item.required}
         assert {item.module for item in extensions.from_release(version, device)} <= built
+
+
+def test_a_release_picks_its_variant_by_the_processor(version: str) -> None:
+    text = (trees.tree(version) / "vllm" / "platforms" / "cpu.py").read_text(encoding="utf-8")
+    picked = []
+    for avx512, bf16 in ((True, True), (True, False), (False, False)):
+        cpu = SimpleNamespace(_is_avx512_supported=lambda a=avx512: a, _is_avx512_bf16_supported=lambda b=bf16: b)
+        picked.append(probe_native.variant(text, SimpleNamespace(cpu=cpu)))
+    assert picked == ["vllm._C", "vllm._C_AVX512", "vllm._C_AVX2"]
+
+
+def test_a_drafter_of_the_speculators_dialect_is_translated_by_the_release(version: str) -> None:
+    drafter = capabilities.read_drafter(
+        {
+            "speculators_model_type": "dflash",
+            "aux_hidden_state_layer_ids": [2, 17],
+            "mask_token_id": 1,
+            "transformer_layer_config": {
+                "model_type": "qwen3",
+                "num_hidden_layers": 2,
+                "hidden_size": 64,
+                "layer_types": ["full_attention"] * 2,
+            },
+        }
+    )
+    found = capabilities.examine(str(trees.tree(version) / "vllm"), child.any_python(None), drafter, set())
+    assert (found[0]["id"], found[0]["status"]) == ("capability.layer_offset.v1", "pass")
+    assert found[0]["actual"] == [2, 17]
 
 
 def test_a_release_says_its_version_and_commit(version: str) -> None:

@@ -28,6 +28,7 @@ def wanted() -> set[str]:
     paths = {"setup.py", "vllm/__init__.py", "vllm/_version.py", "vllm/platforms/cpu.py"}
     for found in symbols.RUNNER_FILES.values():
         paths.update("vllm/" + path for path in found)
+    paths.add("vllm/" + symbols.SPECULATORS["file"])
     for places in symbols.SYMBOLS.values():
         for place in places:
             files = [
@@ -44,7 +45,8 @@ def tree(version: str) -> Path:
     """The folder with the deciding files of a release; fetched once, its archive checked by hash."""
     base = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "dflash" / "trees"
     folder = base / ("%s-%s" % (version, RELEASES[version]["sha256"][:12]))
-    if all((folder / path).is_file() for path in ("setup.py", "vllm/_version.py")):
+    stamp = folder / "paths.json"
+    if stamp.is_file() and json.loads(stamp.read_text(encoding="utf-8")) == sorted(wanted()):
         return folder
     base.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=base) as scratch:
@@ -58,6 +60,7 @@ def tree(version: str) -> Path:
                 if data is not None:
                     (cut / path).parent.mkdir(parents=True, exist_ok=True)
                     (cut / path).write_bytes(data.read())
+        (cut / "paths.json").write_text(json.dumps(sorted(paths)), encoding="utf-8")
         shutil.rmtree(folder, ignore_errors=True)
         cut.rename(folder)
     return folder
