@@ -88,7 +88,9 @@ def read_drafter(raw: Mapping[str, Any]) -> Drafter:
         }
     else:
         config.update(raw)
-    if config.get("model_type") == "qwen3" and not config.get("use_sliding_window"):
+    trained = config.get("sliding_window")
+    named = raw.get("model_type") or (raw.get("transformer_layer_config") or {}).get("model_type")
+    if named == "qwen3" and not config.get("use_sliding_window"):
         config["sliding_window"] = None  # what transformers' Qwen3Config does
     dflash = config.get("dflash_config") or {}
     count = int(config.get("num_hidden_layers") or len(config.get("layer_types") or []) or 1)
@@ -97,7 +99,7 @@ def read_drafter(raw: Mapping[str, Any]) -> Drafter:
     sliding = [item == SLIDING for item in layers] if layers else [False] * count
     if dflash.get("use_swa") and not any(sliding):
         sliding = [True] * count
-    window = dflash.get("swa_window_size", config.get("sliding_window"))
+    window = dflash.get("swa_window_size", trained)
     kind = "full" if not any(sliding) else ("uniform" if all(sliding) else "mixed")
     expected = [(window if slides else None, _causal(config, dflash, index)) for index, slides in enumerate(sliding)]
     ids = list(dflash.get("target_layer_ids") or config.get("target_layer_ids") or [])

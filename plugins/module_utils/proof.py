@@ -46,7 +46,12 @@ def load_drafter(folder: Optional[str]) -> Optional[capabilities.Drafter]:
         raise DflashError(
             "There is no readable config.json of a drafter.", path, "Name the folder of a DFlash checkpoint."
         )
-    return capabilities.read_drafter(raw)
+    try:
+        return capabilities.read_drafter(raw)
+    except (AttributeError, IndexError, KeyError, TypeError, ValueError):
+        raise DflashError(
+            "This is no configuration of a drafter.", path, "Name the folder of a DFlash checkpoint."
+        ) from None
 
 
 def inspect(

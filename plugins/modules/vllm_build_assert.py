@@ -88,10 +88,6 @@ checks:
   returned: always
   type: list
   elements: dict
-failed:
-  description: Whether a required check did not pass.
-  returned: failure
-  type: bool
 blocking:
   description: Ids of the required checks that did not pass.
   returned: always

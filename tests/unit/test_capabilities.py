@@ -278,7 +278,7 @@ def drafter(**changes: Any) -> capabilities.Drafter:
         (
             {"layer_types": ["sliding_attention"] * 2, "use_sliding_window": False},
             "uniform",
-            [(None, True), (None, True)],
+            [(64, True), (64, True)],
         ),
     ],
 )
@@ -345,3 +345,18 @@ def test_the_drafters_own_ids_are_asked_for(tmp_path: Path) -> None:
     first = found[0]
     assert (first["level"], first["status"], first["expected"], first["actual"]) == ("required", "pass", [2, 4], [2, 4])
     assert {item["level"] for item in found[1:]} == {"advisory"}
+
+
+def test_a_window_that_transformers_drops_is_refused_by_the_layers(tmp_path: Path) -> None:
+    refusing = {
+        tree.MODEL: {
+            "    slides = kinds": "    if not config.sliding_window:\n        raise ValueError('no window')\n"
+            "    slides = kinds"
+        }
+    }
+    package = tree.write(tmp_path, refusing)
+    without = drafter(layer_types=["sliding_attention"] * 2, use_sliding_window=False)
+    found = {item["id"]: item for item in capabilities.examine(str(package), child.any_python(None), without, set())}
+    uniform = found["capability.swa.uniform.v1"]
+    assert (uniform["status"], uniform["expected"]) == ("fail", [[64, True], [64, True]])
+    assert uniform["actual"] == "refuses: no window"

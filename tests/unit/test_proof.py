@@ -306,3 +306,10 @@ def test_a_tree_is_told_without_being_imported(tmp_path: Path) -> None:
 def test_arguments_that_name_nothing_are_refused(tmp_path: Path, call: Callable[[str], object]) -> None:
     with pytest.raises(DflashError):
         call(str(tmp_path))
+
+
+@pytest.mark.parametrize("text", ["{", "[]", '{"dflash_config": [1]}', '{"num_hidden_layers": "five"}'])
+def test_a_configuration_that_is_none_is_refused(tmp_path: Path, text: str) -> None:
+    (tmp_path / "config.json").write_text(text)
+    with pytest.raises(DflashError):
+        proof.load_drafter(str(tmp_path))
