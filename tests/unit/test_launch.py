@@ -158,6 +158,13 @@ def test_an_open_address_with_a_key_or_on_purpose(inputs: dict[str, Any]) -> Non
     assert argv.get("api_key_file") == inputs.get("dflash_serve_api_key_file")
 
 
+def test_the_token_budget_may_be_used_up() -> None:
+    full = {"max-num-seqs": 256, "max-num-batched-tokens": 2048}
+    assert render({"dflash_serve_engine_args": full})[0]["max-num-seqs"] == 256
+    with pytest.raises(DflashError, match="= 2048 exceeds max-num-batched-tokens 2047"):
+        render({"dflash_serve_engine_args": {**full, "max-num-batched-tokens": 2047}})
+
+
 def test_no_speculative_token_is_no_speculation() -> None:
     with pytest.raises(DflashError, match="0 speculative tokens"):
         render(k=0)

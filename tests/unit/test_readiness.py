@@ -8,11 +8,32 @@ import os
 import socket
 import time
 from pathlib import Path
+from typing import Any
 
+import pytest
+
+from ansible_collections.dflash.fleet.plugins.module_utils import readiness
 from ansible_collections.dflash.fleet.plugins.module_utils.errors import DflashError
 from tests.unit.serve_place import Place, place, wait
+from tests.unit.stub_server import StubServer
 
 __all__ = ["place"]
+
+
+@pytest.mark.parametrize(
+    ("settings", "reason"),
+    [
+        ({}, ""),
+        ({"chat": False}, ""),  # no chat template: asked plainly
+        ({"model": "other"}, "it serves other, not stub"),
+        ({"healthy": False}, "/health answers 503"),
+        ({"status": 500}, "it gives no token: HTTP 500: the stub refuses"),
+        ({"key": "k"}, "the API key is refused (HTTP 401)"),
+    ],
+)
+def test_a_server_that_answers_but_is_not_ready(settings: dict[str, Any], reason: str) -> None:
+    with StubServer([], **settings) as stub:
+        assert readiness.Probe("/r", "main", "d", stub.url, "stub").token() == reason
 
 
 def test_another_release_than_the_deployments_is_not_the_process(place: Place) -> None:
