@@ -183,6 +183,21 @@ def test_a_stop_waits_until_memory_no_longer_falls() -> None:
     assert time.monotonic() - begun < 1
 
 
+@pytest.mark.parametrize(
+    ("script", "expected"),
+    [("echo 1000; echo 24", 1024), ("echo '[N/A]'", None), ("echo 5; exit 9", None), ("", 0)],
+)
+def test_memory_of_all_gpus(
+    script: str, expected: int | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(server.launch, "SYSTEM_PATH", str(tmp_path))
+    assert server.gpu_memory() is None
+    tool = tmp_path / "nvidia-smi"
+    tool.write_text("#!/bin/sh\n%s\n" % script)
+    tool.chmod(0o755)
+    assert server.gpu_memory() == expected
+
+
 def test_a_large_log_is_put_aside(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(server, "LOG_MAX", 100)
     place.stage("d1")
