@@ -47,7 +47,7 @@ ENTRY = build_job.main
 #: Seconds in which a started job must have said that it lives.
 START_GRACE = 60.0
 #: Folders that the build account writes to, below the root.
-OWN_FOLDERS = ("source", "buildenv", "wheels", "cache/pip", "cache/base", "cache/requirements")
+OWN_FOLDERS = ("source", "buildenv", "wheels", "cache/base", "cache/requirements")
 TEXT_LIMIT = 8 << 20
 
 
@@ -199,15 +199,17 @@ def start(root: str, spec: Mapping[str, Any], series: List[Dict[str, str]], orig
                 "vllm_toolchain_python",
                 "Install the distribution's python3 and python3-venv packages, or name another.",
             )
-        for name in OWN_FOLDERS:
-            make_folder(os.path.join(root, os.path.dirname(name))) if "/" in name else None
-            make_folder(os.path.join(root, name), account)
-        make_folder(folder, account)
+        for name in ("cache", "tools"):
+            make_folder(os.path.join(root, name))
+        places = pip_tool.places(root, account.name)
+        for path in (*(os.path.join(root, name) for name in OWN_FOLDERS), *places.values(), folder):
+            make_folder(path, account)
         pip_config, git_config = pip_tool.user_pip_config(environ), pip_tool.user_git_config(environ)
         netrc = pip_tool.user_netrc(environ)
         orders = {
             "build_id": build_id, "root": root, "spec": dict(spec), "series": series, "origin": dict(origin),
             "environment": pip_tool.passed_environment(environ), "pip_config": pip_config, "git_config": git_config,
+            **places,
         }
         # Read before the change of account: the module's own archive is closed to everybody else.
         code = {name: source_of("%s.%s" % (PACKAGE, name)) for name in JOB_MODULES}

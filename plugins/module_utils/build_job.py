@@ -66,7 +66,8 @@ class Job:
         pip_tool.write_home(home, given["pip_config"], given["git_config"])
         self.netrc = pip_tool.Netrc(home)
         os.makedirs(self.work, exist_ok=True)
-        self.env = pip_tool.environment(home, os.path.join(self.root, "cache", "pip"), given["environment"])
+        self.env = pip_tool.environment(home, given["cache"], given["environment"])
+        self.tool: str = given["tool"]
         self.env.update({MARKER: self.build_id, "TMPDIR": self.work})
         self.log = open(self.log_path, "a", encoding="utf-8", errors="replace")  # noqa: SIM115 - for the job's life
         self.run = pip_tool.Runner(self.env, self.log)
@@ -139,8 +140,8 @@ class Job:
                                                              self.spec["python_tag"]),
                 "vllm_toolchain_python", "Name the right interpreter, or plan again.",
             )
-        with source.alone(os.path.join(store, "pip.lock")), self.netrc:
-            self.pip = pip_tool.install_pip(self.run, store, self.origin["python"])
+        with source.alone(os.path.join(self.tool, "lock")), self.netrc:
+            self.pip = pip_tool.install_pip(self.run, self.tool, self.origin["python"])
         lines = requirements.build_requirements(self.tree, self.spec["device"], self.spec.get("torch", ""))
         key = {"lines": lines, "urls": self.urls, "python": self.facts}
         folder = os.path.join(store, short_hash(key))
@@ -324,7 +325,9 @@ class Job:
         }
         write_json(os.path.join(self.folder, "manifest.json"), manifest)
         self.remember_seconds()
-        shutil.rmtree(self.work, ignore_errors=True)
+        # The wheel lies by its hash; objects and copies of it only take space from here on.
+        for path in (self.work, self.out, os.path.join(self.tree, "build")):
+            shutil.rmtree(path, ignore_errors=True)
 
     def remember_seconds(self) -> None:
         """For the next forecast."""

@@ -99,6 +99,8 @@ def _copy(source: zipfile.ZipFile, target: zipfile.ZipFile, path: str) -> List[s
     info.external_attr = old.external_attr or (0o100755 << 16)
     info.compress_type = zipfile.ZIP_DEFLATED
     info.file_size = old.file_size
+    # Fast rather than small: the wheel is read a few times and never travels far.
+    info._compresslevel = 1  # type: ignore[attr-defined]
     digest = hashlib.sha256()
     with source.open(old) as reader, target.open(info, "w") as writer:
         while True:

@@ -40,6 +40,12 @@ GIT_PASSED = re.compile(
 )
 
 
+def places(root: str, account: str) -> Dict[str, str]:
+    """Where an account's pip and its cache of downloads lie: builds and installations share them."""
+    name = "pip-" + account
+    return {"tool": os.path.join(root, "tools", name), "cache": os.path.join(root, "cache", name)}
+
+
 def passed_environment(environ: Mapping[str, str]) -> Dict[str, str]:
     """The part of the caller's environment that says how to reach servers."""
     out = {name: environ[name] for name in PASSED if environ.get(name)}

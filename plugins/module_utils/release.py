@@ -26,6 +26,8 @@ from ansible_collections.dflash.fleet.plugins.module_utils.files import read_jso
 #: The file that puts the layer behind the release; ``site`` runs it at start.
 PTH = "dflash_layer.pth"
 ASIDE = ".damaged-"
+#: Not worth a compiled copy: nothing imports tests at run time.
+UNCOMPILED = r"/tests?/"
 
 
 def utc() -> str:
@@ -136,8 +138,8 @@ class Installer:
     def __init__(self, root: str, account: Account, python: str, environ: Mapping[str, str]) -> None:
         self.root, self.account, self.python, self.environ = root, account, python, environ
         self.home = os.path.join(root, "tools", "home-" + account.name)
-        self.tool = os.path.join(root, "tools", "pip-" + account.name)
-        self.cache = os.path.join(root, "cache", "pip-" + account.name)
+        places = pip_tool.places(root, account.name)
+        self.tool, self.cache = places["tool"], places["cache"]
         # Read as the caller: the account cannot read the caller's home.
         self.pip_config = pip_tool.user_pip_config(environ)
         self.netrc = pip_tool.user_netrc(environ)
@@ -189,7 +191,7 @@ class Installer:
                         write_atomic(os.path.join(site, PTH), pth)
                     jobs = str(min(8, len(os.sched_getaffinity(0))))
                     # Some packages carry files for other Pythons: what does not compile is not imported here.
-                    run([python, "-I", "-m", "compileall", "-q", "-j", jobs, site], check=False)
+                    run([python, "-I", "-m", "compileall", "-q", "-j", jobs, "-x", UNCOMPILED, site], check=False)
                 except pip_tool.CommandFailed as failure:
                     log.flush()
                     text = build_log.read_from(log_path, 0)
