@@ -56,6 +56,7 @@ def test_git_settings_come_along_without_logins(tmp_path):
         "[user]\n\tname = me\n[http]\n\tproxy = http://proxy:1\n\textraheader = secret\n"
         '[http "https://a.b/"]\n\tsslCAInfo = "/c a"\n'
         '[url "https://mirror/"]\n\tinsteadOf = https://up/\n[url "https://me:secret@x/"]\n\tinsteadOf = https://y/\n'
+        '[http "https://z/"]\n\tproxy = http://me:secret@proxy\n'
     )
     text = pip_tool.user_git_config({"HOME": str(tmp_path), "PATH": os.environ["PATH"]})
     assert "secret" not in text and "me" not in text.replace("name", "")

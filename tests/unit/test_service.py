@@ -131,6 +131,27 @@ def test_a_root_that_is_too_long_for_a_socket_is_refused(tmp_path):
     assert "shorter dflash_root" in str(caught.value)
 
 
+def test_a_program_that_runs_is_not_started_again(tmp_path):
+    class Pretend(service.Manager):
+        state, launched = "absent", 0
+
+        def ensure_ready(self):
+            return False
+
+        def status(self, _name):
+            return {"state": self.state, "pid": None, "detail": ""}
+
+        def _launch(self, _program, path):
+            assert os.access(path, os.X_OK)
+            self.launched, self.state = self.launched + 1, "running"
+
+    manager = Pretend(str(tmp_path), accounts.caller())
+    assert [manager.start(service.Program("p", ["x"])) for _ in range(2)] == [True, False]
+    assert manager.launched == 1
+    manager.state = "failed"
+    assert manager.start(service.Program("p", ["x"])) is True
+
+
 def test_an_unknown_manager_and_a_bad_name_are_refused(tmp_path):
     user = "nobody"
     with pytest.raises(DflashError):
