@@ -26,7 +26,7 @@ from model import FULL, SLIDING, Drafter, Target
 
 DECAY = 4.0
 FIRST_ANCHOR = 4
-MARGIN = 16
+MARGIN = 8
 
 
 @dataclasses.dataclass(frozen=True)

@@ -29,7 +29,12 @@ def demo_root() -> str:
     """``dflash_root`` of the local inventory, as Ansible evaluates it."""
     done = subprocess.run(
         ["ansible", "-i", "inventory", "localhost", "-m", "ansible.builtin.debug", "-a", "var=dflash_root"],
-        cwd=REPO, capture_output=True, text=True, check=False, env=dict(os.environ, ANSIBLE_CALLBACK_RESULT_FORMAT="json"))
+        cwd=REPO,
+        capture_output=True,
+        text=True,
+        check=False,
+        env=dict(os.environ, ANSIBLE_CALLBACK_RESULT_FORMAT="json"),
+    )
     try:
         return str(json.loads(done.stdout.split("=>", 1)[1])["dflash_root"])
     except (IndexError, KeyError, ValueError):

@@ -9,6 +9,7 @@ import json
 import os
 from typing import Any, Dict
 
+from ansible import constants, context
 from ansible.errors import AnsibleError
 from ansible.plugins.action import ActionBase
 
@@ -74,7 +75,8 @@ class ActionModule(ActionBase):
         given = self._given(declared, task_vars)
         values, errors = inputs.merge(declared, given)
         bad, warnings = inputs.unknown_names(
-            [str(name) for name in task_vars], declared, ActionModule._roles, values["dflash_allow_unknown_vars"])
+            [str(name) for name in task_vars], declared, ActionModule._roles, values["dflash_allow_unknown_vars"]
+        )
         values, instance, more = inputs.apply_instance(values, declared)
         errors += bad + more
         if not errors:
@@ -89,27 +91,33 @@ class ActionModule(ActionBase):
         canary = self._canary(values, drafter, base, state)
         prompts = values["dflash_accept_prompts"]
         return {
-            "changed": False, "warnings": warnings, "inputs": values, "instance": instance, "series": series,
-            "lock_file": os.path.join(base, values["vllm_source_lock_file"]) if values["vllm_source_lock_file"]
+            "changed": False,
+            "warnings": warnings,
+            "inputs": values,
+            "instance": instance,
+            "series": series,
+            "lock_file": os.path.join(base, values["vllm_source_lock_file"])
+            if values["vllm_source_lock_file"]
             else os.path.join(state, "dflash.lock.json"),
-            "report_dir": os.path.join(base, values["dflash_report_dir"]) if values["dflash_report_dir"]
+            "report_dir": os.path.join(base, values["dflash_report_dir"])
+            if values["dflash_report_dir"]
             else os.path.join(state, "runs"),
-            "target": target, "drafter": drafter, "canary": canary,
+            "target": target,
+            "drafter": drafter,
+            "canary": canary,
             "prompts": self._items(os.path.join(base, prompts)) if prompts else canary["items"],
-            "pair_is_canary": bool(target["revision"]) and target["revision"] == canary["target"]["revision"]
+            "pair_is_canary": bool(target["revision"])
+            and target["revision"] == canary["target"]["revision"]
             and drafter["revision"] == canary["drafter"]["revision"],
         }
 
     @staticmethod
     def _base(task_vars: Dict[str, Any]) -> str:
-        """The folder that relative paths count from: the parent of an inventory folder, or an inventory file's folder."""
-        source = str(task_vars.get("inventory_file") or "")
+        """The folder that relative paths count from: an inventory folder's parent, or an inventory file's folder."""
         folder = str(task_vars.get("inventory_dir") or os.getcwd())
-        if source and os.path.isdir(source):
-            folder = source
-        # Of `-i inventory` Ansible tells the folder that holds hosts.yml; its parent is the project.
-        has_vars = os.path.isdir(os.path.join(folder, "group_vars")) or os.path.basename(folder) == "inventory"
-        return os.path.dirname(folder) if has_vars else folder
+        sources = context.CLIARGS.get("inventory") or constants.DEFAULT_HOST_LIST
+        given = {os.path.realpath(source) for source in sources if os.path.isdir(source)}
+        return os.path.dirname(os.path.realpath(folder)) if os.path.realpath(folder) in given else folder
 
     @staticmethod
     def _state_folder(base: str) -> str:
@@ -153,8 +161,10 @@ class ActionModule(ActionBase):
             else:
                 folder, name = "gpu", "drafter_mixed"
             pairs = os.path.join(COLLECTION, "canary", "pairs", folder)
-            paths = {key: os.path.join(pairs, part) for key, part in
-                     (("target", "target"), ("drafter", name), ("items", "items.json"))}
+            paths = {
+                key: os.path.join(pairs, part)
+                for key, part in (("target", "target"), ("drafter", name), ("items", "items.json"))
+            }
         return {
             "target": self._model({"path": paths["target"], "name": "canary-target"}, base, state),
             "drafter": self._model({"path": paths["drafter"], "name": "canary-drafter"}, base, state),

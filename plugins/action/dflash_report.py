@@ -21,8 +21,12 @@ from ansible_collections.dflash.fleet.plugins.module_utils.files import switch_l
 #: Control characters of a terminal; what came from a host is printed without them.
 CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
 
-SEEN = {"pin": "__vllm_source_pin", "state": "__dflash_plan_state", "verify": "__vllm_verify_build",
-        "outcome": "_dflash_outcome"}
+SEEN = {
+    "pin": "__vllm_source_pin",
+    "state": "__dflash_plan_state",
+    "verify": "__vllm_verify_build",
+    "outcome": "__dflash_outcome",
+}
 
 
 class ActionModule(ActionBase):
@@ -39,8 +43,10 @@ class ActionModule(ActionBase):
         report_dir = ""
         for name in task_vars["ansible_play_hosts_all"]:
             seen_by = task_vars["hostvars"][name]
-            seen = {key: plain(self._templar.template(seen_by[var])) if var in seen_by else {}
-                    for key, var in SEEN.items()}
+            seen = {
+                key: plain(self._templar.template(seen_by[var])) if var in seen_by else {} for key, var in SEEN.items()
+            }
+            seen["pin"] = (seen["pin"] or {}).get("pin")
             entries[str(name)] = verdict.host_entry(seen, self._task.check_mode)
             typed = seen_by.get("__dflash_plan_inputs") or {}
             report_dir = report_dir or str(typed.get("report_dir") or "")

@@ -17,9 +17,9 @@ version_added: "0.1.0"
 author:
   - The dflash.fleet authors (@dflash)
 description:
-  - Builds and starting servers are polled by short modules under C(until). Ansible announces each poll as a failure that
-    is retried; this callback shows the step that the module reported instead, one line at each change and at least one a
-    minute.
+  - Builds and starting servers are polled by short modules under C(until). Ansible announces each poll as a failure
+    that is retried; this callback shows the step that the module reported instead, one line at each change and at
+    least one a minute.
   - It stands beside any stdout callback and touches no other output. Enable it with C(callbacks_enabled).
 requirements:
   - enable in configuration

@@ -37,8 +37,10 @@ def builders(hostvars: Mapping[str, Any], groups: Mapping[str, List[str]]) -> Di
         state = hostvars[name]["__dflash_plan_state"]
         inputs = hostvars[name]["__dflash_plan_inputs"]["inputs"]
         hosts[str(name)] = {
-            "build_id": str(state["build_id"]), "glibc": str(state["python"]["glibc"]),
-            "has_release": bool(state["has_release"]), "build_host": str(inputs["vllm_build_host"]),
+            "build_id": str(state["build_id"]),
+            "glibc": str(state["python"]["glibc"]),
+            "has_release": bool(state["has_release"]),
+            "build_host": str(inputs["vllm_build_host"]),
         }
     return plan.builders(hosts)
 

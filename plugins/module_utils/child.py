@@ -177,6 +177,7 @@ def run(
     except subprocess.TimeoutExpired:
         timed_out = True
         _kill_group(process.pid)
+        process.kill()
         out, err = process.communicate()
     try:
         value = json.loads(out.decode("utf-8", "replace")) if out and not timed_out else None

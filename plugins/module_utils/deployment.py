@@ -54,31 +54,51 @@ def now() -> str:
     return time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
 
 
-def wanted(inputs: Mapping[str, Any], instance: Instance, release: Mapping[str, Any], models: Mapping[str, Any],
-           pair: Mapping[str, Any]) -> Tuple[str, Dict[str, str]]:
+def wanted(
+    inputs: Mapping[str, Any],
+    instance: Instance,
+    release: Mapping[str, Any],
+    models: Mapping[str, Any],
+    pair: Mapping[str, Any],
+) -> Tuple[str, Dict[str, str]]:
     """``(deployment id, rendered files)`` of a release with these inputs and models.
 
     ``models`` is ``{target, drafter}``, each with ``name``, ``revision`` and ``folder``; ``pair`` is what
     ``pairing.examine`` says of them.  Raises ``DflashError`` for what must not be served.
     """
     rendered = launch.render(
-        inputs, root=instance.root, instance=instance.name,
+        inputs,
+        root=instance.root,
+        instance=instance.name,
         release_dir=os.path.join(instance.root, "releases", release["release_id"]),
         layer_dir=os.path.join(instance.root, "layers", release["layer_id"]),
-        target_dir=models["target"]["folder"], drafter_dir=models["drafter"]["folder"], k=pair["k"],
-        served_name=inputs["dflash_serve_served_model_name"] or models["target"]["name"], runner=pair["runner"])
+        target_dir=models["target"]["folder"],
+        drafter_dir=models["drafter"]["folder"],
+        k=pair["k"],
+        served_name=inputs["dflash_serve_served_model_name"] or models["target"]["name"],
+        runner=pair["runner"],
+    )
     revisions = {role: "%s@%s" % (model["name"], model["revision"]) for role, model in models.items()}
     return ids.deployment_id(release["release_id"], rendered, revisions, instance.name), rendered
 
 
 def serving(instance: Instance, deployment: str) -> Dict[str, Any]:
-    """How a staged deployment is reached and what it must show: ``{base_url, served_name, taps, k}``; empty without one."""
+    """How a staged deployment is reached and what it must show; empty without one.
+
+    ``{base_url, served_name, taps, k, target, drafter}``, the last two as revisions.
+    """
     argv = read_json(os.path.join(instance.folder(deployment), "argv.json")) if deployment else None
     staged = read_json(os.path.join(instance.folder(deployment), "models.json")) if deployment else None
     if not isinstance(argv, dict) or not isinstance(staged, dict):
         return {}
-    return {"base_url": argv["base_url"], "served_name": argv["served_name"], "taps": staged["taps"], "k": staged["k"],
-            "target": staged["target"]["revision"], "drafter": staged["drafter"]["revision"]}
+    return {
+        "base_url": argv["base_url"],
+        "served_name": argv["served_name"],
+        "taps": staged["taps"],
+        "k": staged["k"],
+        "target": staged["target"]["revision"],
+        "drafter": staged["drafter"]["revision"],
+    }
 
 
 def edited(folder: str, rendered: Mapping[str, str]) -> List[str]:
@@ -95,8 +115,14 @@ def edited(folder: str, rendered: Mapping[str, str]) -> List[str]:
     return wrong
 
 
-def stage(instance: Instance, deployment: str, rendered: Mapping[str, str], models: Mapping[str, Any],
-          release: str, write: bool = True) -> bool:
+def stage(
+    instance: Instance,
+    deployment: str,
+    rendered: Mapping[str, str],
+    models: Mapping[str, Any],
+    release: str,
+    write: bool = True,
+) -> bool:
     """Write the deployment's folder; says whether anything differs from what is there.
 
     A proof of a deployment whose files had to be mended no longer stands and is removed.
@@ -127,8 +153,10 @@ def switch(instance: Instance, deployment: str) -> bool:
     before = instance.pointed("current")
     if before == deployment:
         return False
-    write_json(os.path.join(instance.path, "switch.json"), {
-        "from": before, "previous": instance.pointed("previous"), "to": deployment, "at": now()})
+    write_json(
+        os.path.join(instance.path, "switch.json"),
+        {"from": before, "previous": instance.pointed("previous"), "to": deployment, "at": now()},
+    )
     if instance.proven(before):
         switch_link(os.path.join(instance.path, "previous"), os.path.join("deployments", before))
     switch_link(os.path.join(instance.path, "current"), os.path.join("deployments", deployment))
@@ -182,5 +210,3 @@ def prove(instance: Instance, deployment: str, proof: Mapping[str, Any]) -> None
     write_json(os.path.join(folder, "proof.json"), proof)
     if proof["ok"] and instance.pointed("current") == deployment:
         _unlink(os.path.join(instance.path, "switch.json"))
-
-

@@ -8,7 +8,7 @@ import hashlib
 import json
 import os
 import tempfile
-from typing import Any, Optional
+from typing import Any, Optional, Tuple
 
 CHUNK = 1 << 20
 
@@ -34,7 +34,7 @@ def short_hash(value: Any, length: int = 16) -> str:
     return hashlib.sha256(canonical(value).encode("ascii")).hexdigest()[:length]
 
 
-def write_atomic(path: str, text: str, mode: int = 0o644, owner: Optional[tuple] = None) -> None:
+def write_atomic(path: str, text: str, mode: int = 0o644, owner: Optional[Tuple[int, int]] = None) -> None:
     """Write beside the place, sync, rename in: a killed writer leaves the old file or none.
 
     ``owner`` is ``(uid, gid)`` or None.  Raises ``OSError``.
@@ -56,7 +56,7 @@ def write_atomic(path: str, text: str, mode: int = 0o644, owner: Optional[tuple]
         raise
 
 
-def write_json(path: str, value: Any, mode: int = 0o644, owner: Optional[tuple] = None) -> None:
+def write_json(path: str, value: Any, mode: int = 0o644, owner: Optional[Tuple[int, int]] = None) -> None:
     """``write_atomic`` of indented, key-sorted JSON with a final newline."""
     write_atomic(path, json.dumps(value, indent=2, sort_keys=True) + "\n", mode, owner)
 

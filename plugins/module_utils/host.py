@@ -46,20 +46,41 @@ def python(name: str, account: Account) -> Dict[str, Any]:
     """
     path = name if os.path.isabs(name) else shutil.which(name, path=SEARCH)
     fix = "install the distribution's %s and %s-venv, or name another in vllm_toolchain_python" % (
-        (os.path.basename(name),) * 2)
+        (os.path.basename(name),) * 2
+    )
     if not path or not os.path.exists(path):
         raise DflashError("there is no Python %s" % name, SEARCH if not os.path.isabs(name) else name, fix)
     try:
-        done = subprocess.run([path, "-I", "-c", QUESTION], cwd="/", capture_output=True, text=True, timeout=60,
-                              stdin=subprocess.DEVNULL, check=False, **drop_to(account))
+        done = subprocess.run(
+            [path, "-I", "-c", QUESTION],
+            cwd="/",
+            capture_output=True,
+            text=True,
+            timeout=60,
+            stdin=subprocess.DEVNULL,
+            check=False,
+            **drop_to(account),
+        )
     except (OSError, subprocess.TimeoutExpired) as error:
-        raise DflashError("the account %s cannot run the Python %s: %s" % (account.name, path, error), path, fix) from error
+        raise DflashError(
+            "the account %s cannot run the Python %s: %s" % (account.name, path, error), path, fix
+        ) from error
     lines = done.stdout.split("\n")
     if len(lines) < 4:
-        raise DflashError("the account %s cannot run the Python %s: %s" % (
-            account.name, path, (done.stderr.strip().splitlines() or ["no answer"])[-1]), path, fix)
-    return {"path": path, "version": lines[0], "tag": lines[1], "platform": lines[2],
-            "glibc": lines[3].replace("glibc ", "").strip(), "venv": "venv" in lines[4:]}
+        raise DflashError(
+            "the account %s cannot run the Python %s: %s"
+            % (account.name, path, (done.stderr.strip().splitlines() or ["no answer"])[-1]),
+            path,
+            fix,
+        )
+    return {
+        "path": path,
+        "version": lines[0],
+        "tag": lines[1],
+        "platform": lines[2],
+        "glibc": lines[3].replace("glibc ", "").strip(),
+        "venv": "venv" in lines[4:],
+    }
 
 
 def machine_id() -> str:
@@ -161,8 +182,14 @@ def compute_capabilities() -> List[str]:
     if not tool:
         return []
     try:
-        done = subprocess.run([tool, "--query-gpu=compute_cap", "--format=csv,noheader"], capture_output=True, text=True,
-                              timeout=60, stdin=subprocess.DEVNULL, check=False)
+        done = subprocess.run(
+            [tool, "--query-gpu=compute_cap", "--format=csv,noheader"],
+            capture_output=True,
+            text=True,
+            timeout=60,
+            stdin=subprocess.DEVNULL,
+            check=False,
+        )
     except (OSError, subprocess.TimeoutExpired):
         return []
     return [line.strip() for line in done.stdout.splitlines() if re.match(r"^\d+\.\d+$", line.strip())]

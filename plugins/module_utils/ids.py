@@ -27,6 +27,10 @@ def release_id(build: str, layer: str) -> str:
 def deployment_id(release: str, rendered: Mapping[str, str], models: Mapping[str, Any], instance: str) -> str:
     """Hash of release id, rendered configuration (no secret in it), models by revision, instance name."""
     parts: Dict[str, Any] = {
-        "kind": "deployment", "release": release, "rendered": dict(rendered), "models": dict(models), "instance": instance,
+        "kind": "deployment",
+        "release": release,
+        "rendered": dict(rendered),
+        "models": dict(models),
+        "instance": instance,
     }
     return short_hash(parts)

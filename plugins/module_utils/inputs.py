@@ -165,14 +165,22 @@ def coerce(name: str, option: Option, value: Any) -> Any:
             for key in value:
                 if key not in KEYS[name]:
                     guess = nearest(key, KEYS[name])
-                    raise ValueError("%s has no key %s%s" % (name, key, ": did you mean %s?" % guess if guess else
-                                                            "; its keys are " + ", ".join(KEYS[name])))
+                    raise ValueError(
+                        "%s has no key %s%s"
+                        % (
+                            name,
+                            key,
+                            ": did you mean %s?" % guess if guess else "; its keys are " + ", ".join(KEYS[name]),
+                        )
+                    )
                 if not isinstance(value[key], str):
                     raise _wrong("%s.%s" % (name, key), "text", value[key])
     if "choices" in option and value not in option["choices"]:
         guess = nearest(str(value), option["choices"])
-        raise ValueError("%s must be one of %s, not %r%s" % (
-            name, ", ".join(option["choices"]), value, ": did you mean %s?" % guess if guess else ""))
+        raise ValueError(
+            "%s must be one of %s, not %r%s"
+            % (name, ", ".join(option["choices"]), value, ": did you mean %s?" % guess if guess else "")
+        )
     return value
 
 
@@ -192,8 +200,10 @@ def apply_instance(values: Dict[str, Any], declared: Mapping[str, Option]) -> Tu
     for key, value in overrides.items():
         if key not in allowed:
             guess = nearest(key, allowed)
-            errors.append("dflash_instances.%s has an unknown variable %s%s" % (
-                name, key, ": did you mean %s?" % guess if guess else ""))
+            errors.append(
+                "dflash_instances.%s has an unknown variable %s%s"
+                % (name, key, ": did you mean %s?" % guess if guess else "")
+            )
             continue
         try:
             merged[key] = coerce(key, declared[key], value)
@@ -206,11 +216,15 @@ def combinations(values: Mapping[str, Any]) -> List[str]:
     """Sentences for values that are right alone and wrong together."""
     errors: List[str] = []
     if values["vllm_build_mode"] == "source":
-        errors.append("vllm_build_mode source is not available in this version: set precompiled, with "
-                      "vllm_build_precompiled_wheel and vllm_build_precompiled_base")
+        errors.append(
+            "vllm_build_mode source is not available in this version: set precompiled, with "
+            "vllm_build_precompiled_wheel and vllm_build_precompiled_base"
+        )
     elif values["vllm_build_device"] != "cpu":
-        errors.append("vllm_build_mode precompiled works for vllm_build_device cpu in this version, not %s"
-                      % values["vllm_build_device"])
+        errors.append(
+            "vllm_build_mode precompiled works for vllm_build_device cpu in this version, not %s"
+            % values["vllm_build_device"]
+        )
     else:
         for name in ("vllm_build_precompiled_wheel", "vllm_build_precompiled_base"):
             if not values[name]:
@@ -225,7 +239,9 @@ def combinations(values: Mapping[str, Any]) -> List[str]:
     if canary and set(canary) != set(KEYS["dflash_models_canary"]):
         errors.append("dflash_models_canary needs all of %s" % ", ".join(KEYS["dflash_models_canary"]))
     if len(values["dflash_root"]) > 40:
-        errors.append("dflash_root is %d characters long, at most 40 fit into socket paths" % len(values["dflash_root"]))
+        errors.append(
+            "dflash_root is %d characters long, at most 40 fit into socket paths" % len(values["dflash_root"])
+        )
     for name in ("vllm_source_repo", "vllm_source_ref", "vllm_toolchain_python", "dflash_service_user"):
         if not values[name].strip() or values[name].startswith("-"):
             errors.append("%s must not be empty or begin with a dash" % name)
@@ -234,7 +250,9 @@ def combinations(values: Mapping[str, Any]) -> List[str]:
             errors.append("dflash_serve_environment.%s must be text, not %r" % (name, value))
     for step in values["dflash_rollout_serial"]:
         text = str(step)
-        if not (text.isdigit() and int(text) > 0) and not (text.endswith("%") and text[:-1].isdigit() and int(text[:-1])):
+        if not (text.isdigit() and int(text) > 0) and not (
+            text.endswith("%") and text[:-1].isdigit() and int(text[:-1])
+        ):
             errors.append("dflash_rollout_serial has %r; its items are counts or percentages above 0" % (step,))
     return errors
 

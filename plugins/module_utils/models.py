@@ -20,7 +20,9 @@ def listing(path: str) -> Dict[str, List[int]]:
     Raises ``DflashError`` when there is no such folder or it cannot be read.
     """
     if not os.path.isdir(path):
-        raise DflashError("there is no model folder", path, "check the path in dflash_models_target or dflash_models_drafter")
+        raise DflashError(
+            "there is no model folder", path, "check the path in dflash_models_target or dflash_models_drafter"
+        )
     found: Dict[str, List[int]] = {}
     for base, folders, files in os.walk(path, followlinks=True):
         folders[:] = sorted(name for name in folders if name not in IGNORED)
@@ -38,8 +40,11 @@ def config(path: str) -> Dict[str, Any]:
     """The model's ``config.json``.  Raises ``DflashError`` when it is absent or not a JSON object."""
     value = read_json(os.path.join(path, "config.json"))
     if not isinstance(value, dict):
-        raise DflashError("the model folder has no readable config.json", path,
-                          "point the variable at the folder of one model, as a hub snapshot has it")
+        raise DflashError(
+            "the model folder has no readable config.json",
+            path,
+            "point the variable at the folder of one model, as a hub snapshot has it",
+        )
     return value
 
 
@@ -60,7 +65,13 @@ def describe(path: str, name: str = "", known: Optional[Dict[str, Any]] = None) 
             revision = short_hash([[item, sha256_file(os.path.join(path, item))] for item in sorted(stat)])
         except OSError as error:
             raise DflashError("a file of the model cannot be read: %s" % error.strerror, error.filename) from error
-    return {"name": name or os.path.basename(path), "path": path, "revision": revision, "stat": stat, "config": model_config}
+    return {
+        "name": name or os.path.basename(path),
+        "path": path,
+        "revision": revision,
+        "stat": stat,
+        "config": model_config,
+    }
 
 
 def folder_name(model: Dict[str, Any]) -> str:

@@ -18,7 +18,10 @@ def build_spec(inputs: Mapping[str, Any], pin: Mapping[str, Any], python: Mappin
     cuda = inputs["vllm_build_device"] == "cuda"
     precompiled = None
     if inputs["vllm_build_mode"] == "precompiled":
-        precompiled = {"requirement": inputs["vllm_build_precompiled_wheel"], "base": inputs["vllm_build_precompiled_base"]}
+        precompiled = {
+            "requirement": inputs["vllm_build_precompiled_wheel"],
+            "base": inputs["vllm_build_precompiled_base"],
+        }
     return {
         "pin": pin["commit"],
         "series": [patch["sha256"] for patch in pin["series"]],
@@ -38,19 +41,35 @@ def build_spec(inputs: Mapping[str, Any], pin: Mapping[str, Any], python: Mappin
 
 def requirements_spec(inputs: Mapping[str, Any], python: Mapping[str, str]) -> str:
     """Hash of what shapes the layer beside the wheel's own requirements."""
-    return short_hash({
-        "exclude": sorted(inputs["vllm_release_exclude"]), "index": list(inputs["vllm_release_extra_index_urls"]),
-        "python": python["version"],
-    })
+    return short_hash(
+        {
+            "exclude": sorted(inputs["vllm_release_exclude"]),
+            "index": list(inputs["vllm_release_extra_index_urls"]),
+            "python": python["version"],
+        }
+    )
 
 
 def judged(inputs: Mapping[str, Any], canary: Mapping[str, str], prompts: Iterable[Mapping[str, str]]) -> str:
     """Hash of what the gate judges by: when it changes, the host is judged again without a restart."""
-    floors = {name: inputs[name] for name in (
-        "dflash_accept_floor", "dflash_accept_min_drafts", "dflash_accept_canary_floor",
-        "dflash_accept_canary_min_drafts", "dflash_accept_url")}
-    return short_hash({"floors": floors, "canary": dict(canary), "prompts": list(prompts),
-                       "accept_unknown": sorted(inputs["dflash_accept_unknown"])})
+    floors = {
+        name: inputs[name]
+        for name in (
+            "dflash_accept_floor",
+            "dflash_accept_min_drafts",
+            "dflash_accept_canary_floor",
+            "dflash_accept_canary_min_drafts",
+            "dflash_accept_url",
+        )
+    }
+    return short_hash(
+        {
+            "floors": floors,
+            "canary": dict(canary),
+            "prompts": list(prompts),
+            "accept_unknown": sorted(inputs["dflash_accept_unknown"]),
+        }
+    )
 
 
 def builders(hosts: Mapping[str, Mapping[str, Any]]) -> Dict[str, str]:

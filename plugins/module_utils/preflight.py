@@ -25,8 +25,16 @@ CAPABILITY = 7.5
 ROOT_LENGTH = 40
 
 
-def gather(root: str, user: str, python: str, address: str, port: int, instance: str,
-           source_repo: str = "", deadline: float = 30.0) -> Dict[str, Any]:
+def gather(
+    root: str,
+    user: str,
+    python: str,
+    address: str,
+    port: int,
+    instance: str,
+    source_repo: str = "",
+    deadline: float = 30.0,
+) -> Dict[str, Any]:
     """Facts of this host.  ``source_repo`` empty: the repository is not asked for (no build needed)."""
     try:
         account: accounts.Account = accounts.worker(user)
@@ -44,12 +52,22 @@ def gather(root: str, user: str, python: str, address: str, port: int, instance:
     if holder and set(process.listener_pids(port)) & {item.pid for item in own}:
         holder = None
     facts.update(
-        account=account.name, missing_account=missing_account, memory_gib=host.memory_gib(), disk_gib=host.disk_gib(root),
-        mount_options=host.mount_options(root), root=root, root_problem=root_problem(root), port=port, port_holder=holder,
-        cpu_flags=host.cpu_flags(), tools=[name for name in ("git", "gcc", "cc") if shutil.which(name, path=host.SEARCH)],
-        headers=bool(glob.glob("/usr/include/python3*/Python.h")), compute_capabilities=host.compute_capabilities(),
+        account=account.name,
+        missing_account=missing_account,
+        memory_gib=host.memory_gib(),
+        disk_gib=host.disk_gib(root),
+        mount_options=host.mount_options(root),
+        root=root,
+        root_problem=root_problem(root),
+        port=port,
+        port_holder=holder,
+        cpu_flags=host.cpu_flags(),
+        tools=[name for name in ("git", "gcc", "cc") if shutil.which(name, path=host.SEARCH)],
+        headers=bool(glob.glob("/usr/include/python3*/Python.h")),
+        compute_capabilities=host.compute_capabilities(),
         service_manager="systemd" if os.path.isdir("/run/systemd/system") else "supervisor",
-        source_repo=source_repo, source_problem=source_problem(source_repo, account, deadline) if source_repo else "",
+        source_repo=source_repo,
+        source_problem=source_problem(source_repo, account, deadline) if source_repo else "",
     )
     return facts
 
@@ -85,7 +103,13 @@ def source_problem(repo: str, account: accounts.Account, deadline: float) -> str
     if not git:
         return "git is not installed"
     env = {"PATH": host.SEARCH, "GIT_TERMINAL_PROMPT": "0", "LC_ALL": "C"}
-    env.update({name: value for name, value in os.environ.items() if re.match(r"^(GIT_SSL|SSL_CERT|https?_proxy|no_proxy)", name)})
+    env.update(
+        {
+            name: value
+            for name, value in os.environ.items()
+            if re.match(r"^(GIT_SSL|SSL_CERT|https?_proxy|no_proxy)", name)
+        }
+    )
     with tempfile.TemporaryDirectory() as home:
         os.chmod(home, 0o755)
         # A local repository of another owner is refused unless a configuration file names it safe (an environment
@@ -93,9 +117,17 @@ def source_problem(repo: str, account: accounts.Account, deadline: float) -> str
         with open(os.path.join(home, ".gitconfig"), "w", encoding="utf-8") as handle:
             handle.write("[safe]\n\tdirectory = *\n")
         try:
-            done = subprocess.run([git, "ls-remote", "--quiet", "--heads", repo], capture_output=True, text=True,
-                                  timeout=deadline, env=dict(env, HOME=home), cwd="/", stdin=subprocess.DEVNULL,
-                                  check=False, **accounts.drop_to(account))
+            done = subprocess.run(
+                [git, "ls-remote", "--quiet", "--heads", repo],
+                capture_output=True,
+                text=True,
+                timeout=deadline,
+                env=dict(env, HOME=home),
+                cwd="/",
+                stdin=subprocess.DEVNULL,
+                check=False,
+                **accounts.drop_to(account),
+            )
         except subprocess.TimeoutExpired:
             return "no answer within %d s" % deadline
         except OSError as error:
@@ -107,38 +139,68 @@ def judge(facts: Mapping[str, Any], device: str, disk_gib: float, memory_gib: fl
     """The host's checks, cheapest first; those of the other device are left out."""
     out: List[Check] = []
 
-    def say(check_id: str, good: bool, expected: Any, actual: Any, hint: Optional[str] = None, evidence: Any = None) -> None:
-        out.append(make(check_id, "pass" if good else "fail", expected, actual, hint=None if good else hint, evidence=evidence))
+    def say(
+        check_id: str, good: bool, expected: Any, actual: Any, hint: Optional[str] = None, evidence: Any = None
+    ) -> None:
+        out.append(
+            make(check_id, "pass" if good else "fail", expected, actual, hint=None if good else hint, evidence=evidence)
+        )
 
     platform = "%s %s" % (facts["system"], facts["machine"])
     python = facts["python"]
     glibc = python["glibc"] if python else ""
-    say("host.platform", platform == "Linux x86_64" and (not python or GLIBC <= plan.glibc_key(glibc) < [999]),
-        "Linux x86_64, glibc >= 2.28", "%s, glibc %s" % (platform, glibc or "unknown"))
+    say(
+        "host.platform",
+        platform == "Linux x86_64" and (not python or GLIBC <= plan.glibc_key(glibc) < [999]),
+        "Linux x86_64, glibc >= 2.28",
+        "%s, glibc %s" % (platform, glibc or "unknown"),
+    )
     problem = facts["root_problem"]
     if not problem and len(facts["root"]) > ROOT_LENGTH:
         problem = "%d characters long" % len(facts["root"])
     if not problem and "noexec" in facts["mount_options"]:
         problem = "on a mount with noexec"
     say("host.root", not problem, "usable", problem or "usable", evidence=facts["root"])
-    say("host.python", bool(python and python["venv"]), "a Python with venv that %s can run" % facts["account"],
-        facts["python_error"] or ("%s %s%s" % (python["path"], python["version"], "" if python["venv"] else ", without venv")))
+    say(
+        "host.python",
+        bool(python and python["venv"]),
+        "a Python with venv that %s can run" % facts["account"],
+        facts["python_error"]
+        or ("%s %s%s" % (python["path"], python["version"], "" if python["venv"] else ", without venv")),
+    )
     say("host.tools", "git" in facts["tools"], "git", ", ".join(facts["tools"]) or "none")
     if device == "cpu":
-        say("host.cpu_flags", "avx2" in facts["cpu_flags"], "avx2",
-            " ".join(flag for flag in facts["cpu_flags"] if flag.startswith(("avx", "amx"))) or "none")
+        say(
+            "host.cpu_flags",
+            "avx2" in facts["cpu_flags"],
+            "avx2",
+            " ".join(flag for flag in facts["cpu_flags"] if flag.startswith(("avx", "amx"))) or "none",
+        )
     say("host.memory", facts["memory_gib"] >= memory_gib, ">= %.1f GiB" % memory_gib, "%.1f GiB" % facts["memory_gib"])
-    say("host.disk", facts["disk_gib"] >= disk_gib, ">= %.1f GiB at %s" % (disk_gib, facts["root"]), "%.1f GiB" % facts["disk_gib"])
+    say(
+        "host.disk",
+        facts["disk_gib"] >= disk_gib,
+        ">= %.1f GiB at %s" % (disk_gib, facts["root"]),
+        "%.1f GiB" % facts["disk_gib"],
+    )
     say("host.port", not facts["port_holder"], "port %d free" % facts["port"], facts["port_holder"] or "free")
     if facts["source_repo"]:
         say("host.source", not facts["source_problem"], facts["source_repo"], facts["source_problem"] or "answers")
     if device == "cuda":
         capabilities = [float(text) for text in facts["compute_capabilities"]]
-        say("host.gpu", bool(capabilities) and min(capabilities) >= CAPABILITY, "a GPU of capability >= %s" % CAPABILITY,
-            ", ".join(facts["compute_capabilities"]) or "none")
+        say(
+            "host.gpu",
+            bool(capabilities) and min(capabilities) >= CAPABILITY,
+            "a GPU of capability >= %s" % CAPABILITY,
+            ", ".join(facts["compute_capabilities"]) or "none",
+        )
         branch = facts["driver"].split(".")[0]
         say("host.driver", branch.isdigit() and int(branch) >= DRIVER, ">= %d" % DRIVER, facts["driver"] or "none")
-        say("host.headers", facts["headers"] and ("gcc" in facts["tools"] or "cc" in facts["tools"]), "C compiler and Python.h",
-            "compiler %s, Python.h %s" % ("there" if "gcc" in facts["tools"] else "missing",
-                                          "there" if facts["headers"] else "missing"))
+        say(
+            "host.headers",
+            facts["headers"] and ("gcc" in facts["tools"] or "cc" in facts["tools"]),
+            "C compiler and Python.h",
+            "compiler %s, Python.h %s"
+            % ("there" if "gcc" in facts["tools"] else "missing", "there" if facts["headers"] else "missing"),
+        )
     return out

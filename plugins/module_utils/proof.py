@@ -59,8 +59,19 @@ def inspect(
 ) -> Tuple[List[checks.Check], Dict[str, Any]]:
     """Checks and identity of whichever of the three is given.  Raises ``DflashError`` for one that is not there."""
     if tree:
-        return inspect_tree(tree, wish)
-    return inspect_release(release, wish) if release else inspect_python(str(python), wish)
+        found, said = inspect_tree(tree, wish)
+    else:
+        found, said = inspect_release(release, wish) if release else inspect_python(str(python), wish)
+    return in_order(found), said
+
+
+#: Areas in the order in which a proof is read: what it is, whether it is all there, whether it loads, what it does.
+AREAS = ("identity", "complete", "ext", "capability")
+
+
+def in_order(found: List[checks.Check]) -> List[checks.Check]:
+    """The checks by area; within an area as they were found, cheapest first."""
+    return sorted(found, key=lambda item: AREAS.index(item["id"].split(".", 1)[0]))
 
 
 def inspect_tree(tree: str, wish: Wish) -> Tuple[List[checks.Check], Dict[str, Any]]:

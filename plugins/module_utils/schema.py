@@ -11,10 +11,25 @@ from ansible_collections.dflash.fleet.plugins.module_utils.errors import DflashE
 from ansible_collections.dflash.fleet.plugins.module_utils.schemas import SCHEMAS
 
 KEYWORDS = {
-    "$schema", "title", "type", "required", "properties", "additionalProperties", "items", "enum", "pattern", "oneOf",
+    "$schema",
+    "title",
+    "type",
+    "required",
+    "properties",
+    "additionalProperties",
+    "items",
+    "enum",
+    "pattern",
+    "oneOf",
 }
 _TYPES: Dict[str, Any] = {
-    "object": dict, "array": list, "string": str, "boolean": bool, "null": type(None), "integer": int, "number": (int, float),
+    "object": dict,
+    "array": list,
+    "string": str,
+    "boolean": bool,
+    "null": type(None),
+    "integer": int,
+    "number": (int, float),
 }
 
 
@@ -36,7 +51,8 @@ def errors(value: Any, schema: Dict[str, Any], path: str = "$") -> List[str]:
     if "oneOf" in schema:
         tries = [errors(value, option, path) for option in schema["oneOf"]]
         if sum(1 for found_in in tries if not found_in) != 1:
-            found.extend(min(tries, key=len) or ["%s matches more than one form" % path])
+            nearest = sorted(tries, key=len)[0]
+            found.extend(nearest or ["%s matches more than one form" % path])
     if "enum" in schema and value not in schema["enum"]:
         found.append("%s is %r, not one of %s" % (path, value, ", ".join(map(str, schema["enum"]))))
     if "type" in schema:

@@ -11,7 +11,11 @@ from __future__ import annotations
 from typing import Any, Dict
 
 from ansible_collections.dflash.fleet.plugins.module_utils.vocabulary import (
-    CHECK_LEVELS, CHECK_STAGES, CHECK_STATUSES, HOST_STATES, RUN_STATES,
+    CHECK_LEVELS,
+    CHECK_STAGES,
+    CHECK_STATUSES,
+    HOST_STATES,
+    RUN_STATES,
 )
 
 HEX = {"type": "string", "pattern": "^[0-9a-f]+$"}

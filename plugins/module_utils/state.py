@@ -12,7 +12,16 @@ import os
 from typing import Any, Dict, List, Mapping, Optional, Tuple
 
 from ansible_collections.dflash.fleet.plugins.module_utils import (
-    accounts, checks, host, http, ids, models, pairing, plan, process, record,
+    accounts,
+    checks,
+    host,
+    http,
+    ids,
+    models,
+    pairing,
+    plan,
+    process,
+    record,
 )
 from ansible_collections.dflash.fleet.plugins.module_utils.deployment import Instance, edited, serving, wanted
 from ansible_collections.dflash.fleet.plugins.module_utils.errors import DflashError
@@ -35,9 +44,13 @@ def find_release(root: str, build_id: str, requirements_spec: str) -> Optional[D
     """Manifest of the installed release of this build and these requirements, or None."""
     base = os.path.join(root, "releases")
     for name in sorted(os.listdir(base)) if os.path.isdir(base) else []:
-        manifest = read_json(os.path.join(base, name, "manifest.json"))
-        if (manifest and manifest.get("build_id") == build_id and manifest.get("requirements_spec") == requirements_spec
-                and manifest.get("release_id") == name):
+        manifest: Optional[Dict[str, Any]] = read_json(os.path.join(base, name, "manifest.json"))
+        if (
+            manifest
+            and manifest.get("build_id") == build_id
+            and manifest.get("requirements_spec") == requirements_spec
+            and manifest.get("release_id") == name
+        ):
             return manifest
     return None
 
@@ -53,8 +66,12 @@ def damage(root: str, manifest: Mapping[str, Any]) -> str:
         for word in ("missing", "rehashed", "changed", "extra"):
             if found[word]:
                 return "%s %s is damaged: %s is %s%s" % (
-                    kind, name, found[word][0], word if word != "rehashed" else "changed",
-                    " (and %d more)" % (len(found[word]) - 1) if len(found[word]) > 1 else "")
+                    kind,
+                    name,
+                    found[word][0],
+                    word if word != "rehashed" else "changed",
+                    " (and %d more)" % (len(found[word]) - 1) if len(found[word]) > 1 else "",
+                )
         if not found["ok"]:
             return "%s %s has an empty stat table" % (kind, name)
     return ""
@@ -77,8 +94,15 @@ def ask_python(name: str, user: str) -> Dict[str, Any]:
     return host.python(name, account)
 
 
-def assess(inputs: Mapping[str, Any], instance_name: str, pin: Mapping[str, Any], target: Mapping[str, Any],
-           drafter: Mapping[str, Any], canary: Mapping[str, str], prompts: List[Dict[str, str]]) -> Dict[str, Any]:
+def assess(
+    inputs: Mapping[str, Any],
+    instance_name: str,
+    pin: Mapping[str, Any],
+    target: Mapping[str, Any],
+    drafter: Mapping[str, Any],
+    canary: Mapping[str, str],
+    prompts: List[Dict[str, str]],
+) -> Dict[str, Any]:
     """Everything a run needs to know of this host.  Raises ``DflashError`` for what makes a deployment impossible.
 
     Returns ``{group, causes, build_id, build_spec, requirements_spec, python, release, build,
@@ -93,27 +117,51 @@ def assess(inputs: Mapping[str, Any], instance_name: str, pin: Mapping[str, Any]
     spec = plan.build_spec(inputs, pin, python)
     build_id = ids.build_id(spec)
     requirements = plan.requirements_spec(inputs, python)
-    pair_of = {"target": located(target, root, staged.get("target")),
-               "drafter": located(drafter, root, staged.get("drafter"))}
-    pair = pairing.examine(pair_of["target"]["config"], pair_of["drafter"]["config"],
-                           inputs["dflash_serve_num_speculative_tokens"] or None, inputs["vllm_build_device"])
+    pair_of = {
+        "target": located(target, root, staged.get("target")),
+        "drafter": located(drafter, root, staged.get("drafter")),
+    }
+    pair = pairing.examine(
+        pair_of["target"]["config"],
+        pair_of["drafter"]["config"],
+        inputs["dflash_serve_num_speculative_tokens"] or None,
+        inputs["vllm_build_device"],
+    )
     blocking = checks.blocking(pair["checks"], inputs["dflash_accept_unknown"])
     if blocking:
-        raise DflashError("target %s and drafter %s are not a pair: %s" % (
-            target["name"], drafter["name"], "; ".join(checks.sentence(item) for item in blocking)))
+        raise DflashError(
+            "target %s and drafter %s are not a pair: %s"
+            % (target["name"], drafter["name"], "; ".join(checks.sentence(item) for item in blocking))
+        )
     answer: Dict[str, Any] = {
-        "build_id": build_id, "build_spec": spec, "requirements_spec": requirements, "python": python, "pair": pair,
-        "models": pair_of, "current": current, "previous": instance.pointed("previous"),
-        "proof": instance.proof(current), "release": None, "build": None, "deployment_id": "", "rendered": None,
-        "judged": plan.judged(inputs, canary, prompts), "host": host.identity(),
-        "process": read_json(os.path.join(instance.path, "run.json")) or {}, "free_port": host.free_port(),
-        "serving": serving(instance, current), "last_good": 0.0,
+        "build_id": build_id,
+        "build_spec": spec,
+        "requirements_spec": requirements,
+        "python": python,
+        "pair": pair,
+        "models": pair_of,
+        "current": current,
+        "previous": instance.pointed("previous"),
+        "proof": instance.proof(current),
+        "release": None,
+        "build": None,
+        "deployment_id": "",
+        "rendered": None,
+        "judged": plan.judged(inputs, canary, prompts),
+        "host": host.identity(),
+        "process": read_json(os.path.join(instance.path, "run.json")) or {},
+        "free_port": host.free_port(),
+        "serving": serving(instance, current),
+        "last_good": 0.0,
     }
     answer["last_good"] = _last_good(answer, staged)
     causes = _bytes(answer, root, build_id, requirements)
     if answer["release"]:
         answer["deployment_id"], answer["rendered"] = wanted(inputs, instance, answer["release"], pair_of, pair)
         causes += _inputs(answer, instance, staged)
+    if not causes and not (answer["proof"] or {}).get("ok"):
+        # Without a proof nothing is known of the build either: prove it all again.
+        causes.append(cause("inputs", "the deployment is not proven"))
     if not causes:
         causes += _process(answer, inputs)
     if not causes:
@@ -127,7 +175,9 @@ def assess(inputs: Mapping[str, Any], instance_name: str, pin: Mapping[str, Any]
 def _last_good(answer: Mapping[str, Any], staged: Mapping[str, Any]) -> float:
     """Acceptance length that this pair had here with this K, or 0."""
     proof = answer["proof"] or {}
-    same = all((staged.get(role) or {}).get("revision") == model["revision"] for role, model in answer["models"].items())
+    same = all(
+        (staged.get(role) or {}).get("revision") == model["revision"] for role, model in answer["models"].items()
+    )
     if not proof.get("ok") or not same or staged.get("k") != answer["pair"]["k"]:
         return 0.0
     return float(proof["acceptance"].get("acceptance_length") or 0.0)
@@ -158,8 +208,10 @@ def _inputs(answer: Dict[str, Any], instance: Instance, staged: Mapping[str, Any
             if (staged.get(role) or {}).get("revision") != model["revision"]:
                 changed.append(role)
         return [cause("inputs", "changed: %s" % (", ".join(changed) or "launch configuration"))]
-    found = [cause("inputs", "%s was changed on the host" % name)
-             for name in edited(instance.folder(current), answer["rendered"])]
+    found = [
+        cause("inputs", "%s was changed on the host" % name)
+        for name in edited(instance.folder(current), answer["rendered"])
+    ]
     for role, model in answer["models"].items():
         try:
             same = models.listing(model["folder"]) == (staged.get(role) or {}).get("stat")
@@ -183,10 +235,11 @@ def _process(answer: Dict[str, Any], inputs: Mapping[str, Any]) -> List[Dict[str
 
 def _proof(answer: Dict[str, Any]) -> List[Dict[str, str]]:
     proof = answer["proof"]
-    if not proof or not proof.get("ok"):
-        return [cause("proof", "the deployment is not proven")]
-    found = [cause("proof", "%s changed since the proof" % name.replace("_", " "))
-             for name, value in answer["host"].items() if proof["binds"].get(name) != value]
+    found = [
+        cause("proof", "%s changed since the proof" % name.replace("_", " "))
+        for name, value in answer["host"].items()
+        if proof["binds"].get(name) != value
+    ]
     if proof.get("judged") != answer["judged"]:
         found.append(cause("proof", "floors or prompts of the gate changed"))
     return found

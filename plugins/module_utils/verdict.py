@@ -33,7 +33,9 @@ def host_entry(seen: Mapping[str, Any], check_mode: bool) -> Dict[str, Any]:
         found = list(proof.get("checks") or [])
     elif not found and word in ("refused", "stopped", "rolled_back"):
         found = list((seen.get("verify") or {}).get("checks") or [])
-    acceptance = outcome.get("acceptance") or (proof.get("acceptance") if word in ("unchanged", "would_change") else {}) or {}
+    acceptance = (
+        outcome.get("acceptance") or (proof.get("acceptance") if word in ("unchanged", "would_change") else {}) or {}
+    )
     release = outcome.get("release") or state.get("release") or {}
     return {
         "state": word,
@@ -79,9 +81,13 @@ def build(hosts: Dict[str, Dict[str, Any]], check_mode: bool, started_at: str, f
     """The verdict of a run over the hosts' entries."""
     good = bool(hosts) and all(entry["state"] in vocabulary.OK_HOST_STATES for entry in hosts.values())
     return {
-        "schema": 1, "state": "ok" if good else "failed",
+        "schema": 1,
+        "state": "ok" if good else "failed",
         "changed": sum(1 for entry in hosts.values() if entry["changed"]),
-        "check_mode": check_mode, "started_at": started_at, "finished_at": finished_at, "hosts": hosts,
+        "check_mode": check_mode,
+        "started_at": started_at,
+        "finished_at": finished_at,
+        "hosts": hosts,
     }
 
 
@@ -95,17 +101,28 @@ def _al(value: Optional[float]) -> str:
 
 def recap(verdict: Mapping[str, Any], path: str, resume: str) -> List[str]:
     """Lines for a terminal: one a host, then what stands against it, then the next command."""
-    lines = ["run %s, %d of %d hosts changed%s" % (
-        verdict["state"], verdict["changed"], len(verdict["hosts"]), ", check mode" if verdict["check_mode"] else "")]
+    lines = [
+        "run %s, %d of %d hosts changed%s"
+        % (verdict["state"], verdict["changed"], len(verdict["hosts"]), ", check mode" if verdict["check_mode"] else "")
+    ]
     for name, entry in sorted(verdict["hosts"].items()):
         line = "%-16s %-12s AL %s" % (name, entry["state"], _al(entry["acceptance_length"]))
         if entry["per_position"]:
             line += " (per position %s%s)" % (
-                _rate(entry["per_position"]), "; %d drafts" % entry["drafts"] if entry.get("drafts") else "")
+                _rate(entry["per_position"]),
+                "; %d drafts" % entry["drafts"] if entry.get("drafts") else "",
+            )
         lines.append(line)
-        ids = ["%s %s" % (word, entry[key][:12]) for word, key in (
-            ("build", "build_id"), ("release", "release_id"), ("deployment", "deployment_id"), ("commit", "commit"))
-            if entry[key]]
+        ids = [
+            "%s %s" % (word, entry[key][:12])
+            for word, key in (
+                ("build", "build_id"),
+                ("release", "release_id"),
+                ("deployment", "deployment_id"),
+                ("commit", "commit"),
+            )
+            if entry[key]
+        ]
         if ids:
             lines.append("  " + ", ".join(ids))
         for text in entry["causes"] if entry["state"] != "unchanged" else []:
@@ -114,8 +131,13 @@ def recap(verdict: Mapping[str, Any], path: str, resume: str) -> List[str]:
             lines.append("  reason: " + entry["reason"])
         for item in checks.blocking(entry["checks"], ()):
             lines.append("  " + checks.sentence(item))
-        unknown = [item["id"] for item in entry["checks"] if item["status"] == "unknown" and item["level"] == "required"
-                   and item not in checks.blocking(entry["checks"], ())]
+        unknown = [
+            item["id"]
+            for item in entry["checks"]
+            if item["status"] == "unknown"
+            and item["level"] == "required"
+            and item not in checks.blocking(entry["checks"], ())
+        ]
         if unknown:
             lines.append("  settled by behaviour, not by code: " + ", ".join(unknown))
         if entry["state"] == "rolled_back":

@@ -163,7 +163,7 @@ CHECKS: Dict[str, Dict[str, Any]] = {
     "complete.record": {
         "stage": "build", "required_when": "always",
         "question": "Does every file of the distribution have the hash that RECORD states?",
-        "remedy": "Files were changed, cut or lost after the build: run the deployment again to install the release anew.",
+        "remedy": "Files were changed, cut or lost after the build: run the deployment again.",
     },
     "complete.extra_files": {
         "stage": "build", "required_when": "always",

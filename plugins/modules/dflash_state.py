@@ -12,8 +12,9 @@ version_added: "0.1.0"
 author:
   - The dflash.fleet authors (@dflash)
 description:
-  - The fast path's one question. Compares the wanted deployment with what is installed, served and proven on the host,
-    file by file (sizes, times, inodes of everything, hashes of vLLM's own files), and names every cause of a difference.
+  - The fast path's one question. Compares the wanted deployment with what is installed, served and proven on the
+    host, file by file (sizes, times, inodes of everything, hashes of vLLM's own files), and names every cause of a
+    difference.
   - Reads only. The groups are V(unchanged), V(rejudge) (the gate must judge again), V(restart) (the process must be
     started) and V(todo).
 extends_documentation_fragment:
@@ -104,19 +105,29 @@ from ansible_collections.dflash.fleet.plugins.module_utils.errors import DflashE
 
 def main() -> None:
     """Assess and answer."""
-    module = AnsibleModule(supports_check_mode=True, argument_spec={
-        "inputs": {"type": "dict", "required": True},
-        "instance": {"type": "str", "default": "main"},
-        "pin": {"type": "dict", "required": True},
-        "target": {"type": "dict", "required": True},
-        "drafter": {"type": "dict", "required": True},
-        "canary": {"type": "dict", "default": {}},
-        "prompts": {"type": "list", "elements": "dict", "default": []},
-    })
+    module = AnsibleModule(
+        supports_check_mode=True,
+        argument_spec={
+            "inputs": {"type": "dict", "required": True},
+            "instance": {"type": "str", "default": "main"},
+            "pin": {"type": "dict", "required": True},
+            "target": {"type": "dict", "required": True},
+            "drafter": {"type": "dict", "required": True},
+            "canary": {"type": "dict", "default": {}},
+            "prompts": {"type": "list", "elements": "dict", "default": []},
+        },
+    )
     given = module.params
     try:
-        answer = state.assess(given["inputs"], given["instance"], given["pin"], given["target"], given["drafter"],
-                              given["canary"], given["prompts"])
+        answer = state.assess(
+            given["inputs"],
+            given["instance"],
+            given["pin"],
+            given["target"],
+            given["drafter"],
+            given["canary"],
+            given["prompts"],
+        )
     except DflashError as error:
         module.fail_json(msg=str(error), what=error.what, where=error.where, fix=error.fix)
     module.exit_json(changed=False, **answer)

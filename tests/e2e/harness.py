@@ -39,9 +39,17 @@ class Run:
 def command(argv: list[str], cwd: Path = REPO, timeout: float = 900, **env: str) -> Run:
     """Run a command; its output is shown when a test fails."""
     begin = time.monotonic()
-    done = subprocess.run(argv, cwd=cwd, env=dict(os.environ, ANSIBLE_CONFIG=str(cwd / "ansible.cfg"), **env),
-                          stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
-                          timeout=timeout, check=False)
+    done = subprocess.run(
+        argv,
+        cwd=cwd,
+        env=dict(os.environ, ANSIBLE_CONFIG=str(cwd / "ansible.cfg"), **env),
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        timeout=timeout,
+        check=False,
+    )
     run = Run(done.returncode, done.stdout, time.monotonic() - begin)
     print(f"$ {' '.join(argv)}  # {run.code}, {run.seconds:.1f} s\n{run.output}")
     return run
@@ -57,14 +65,28 @@ class Clone:
 
     def variable(self, name: str) -> str:
         """A variable of localhost, as Ansible evaluates it."""
-        run = self.tool("ansible", "-i", "inventory", "localhost", "-m", "ansible.builtin.debug", "-a", f"var={name}",
-                        ANSIBLE_CALLBACK_RESULT_FORMAT="json")
+        run = self.tool(
+            "ansible",
+            "-i",
+            "inventory",
+            "localhost",
+            "-m",
+            "ansible.builtin.debug",
+            "-a",
+            f"var={name}",
+            ANSIBLE_CALLBACK_RESULT_FORMAT="json",
+        )
         return str(json.loads(run.output.split("=>", 1)[1])[name])
 
     def tool(self, name: str, *args: str, timeout: float = 900, **env: str) -> Run:
         """A program of the clone's environment."""
-        return command([str(self.venv / "bin" / name), *args], self.path, timeout,
-                       PATH=f"{self.venv}/bin:{os.environ['PATH']}", **env)
+        return command(
+            [str(self.venv / "bin" / name), *args],
+            self.path,
+            timeout,
+            PATH=f"{self.venv}/bin:{os.environ['PATH']}",
+            **env,
+        )
 
     def playbook(self, name: str = "deploy_dflash.yml", *args: str, timeout: float = 900, **extra: Any) -> Run:
         """``ansible-playbook NAME -i inventory -e {extra}``."""
@@ -77,7 +99,9 @@ class Clone:
 
     def verdict(self, reports: Path | None = None) -> dict[str, Any]:
         """The newest verdict."""
-        return dict(json.loads(((reports or self.path / "runs") / "latest" / "verdict.json").read_text(encoding="utf-8")))
+        return dict(
+            json.loads(((reports or self.path / "runs") / "latest" / "verdict.json").read_text(encoding="utf-8"))
+        )
 
     def host(self, reports: Path | None = None) -> dict[str, Any]:
         """localhost in the newest verdict."""
@@ -102,13 +126,23 @@ class Clone:
 
     def stop(self, name: str) -> Run:
         """Stop an instance that a test made."""
-        return self.tool("ansible", "-i", "inventory", "localhost", "-m", "dflash.fleet.dflash_service", "-a", json.dumps(
-            {"root": self.root, "instance": name, "user": "nobody", "state": "stopped", "stop_timeout": 10}))
+        return self.tool(
+            "ansible",
+            "-i",
+            "inventory",
+            "localhost",
+            "-m",
+            "dflash.fleet.dflash_service",
+            "-a",
+            json.dumps({"root": self.root, "instance": name, "user": "nobody", "state": "stopped", "stop_timeout": 10}),
+        )
 
     def builds_started(self) -> int:
         """How many attempts at a build this root has seen."""
-        return sum(int(json.loads(path.read_text(encoding="utf-8")).get("attempt", 1))
-                   for path in Path(self.root).glob("builds/*/state.json"))
+        return sum(
+            int(json.loads(path.read_text(encoding="utf-8")).get("attempt", 1))
+            for path in Path(self.root).glob("builds/*/state.json")
+        )
 
 
 def against(found: list[dict[str, Any]]) -> list[str]:

@@ -16,12 +16,16 @@ import urllib.request
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-COUNTER = re.compile(r'^(vllm:spec_decode_num_(drafts|accepted_tokens|accepted_tokens_per_pos)_total\{([^}]*)\}) (\S+)$')
+COUNTER = re.compile(
+    r"^(vllm:spec_decode_num_(drafts|accepted_tokens|accepted_tokens_per_pos)_total\{([^}]*)\}) (\S+)$"
+)
 
 
 def rewrite(text: str, length: float) -> str:
     """The exposition with accepted tokens as an acceptance length of ``length`` has them, drafts as they are."""
-    drafts = sum(float(found.group(4)) for found in map(COUNTER.match, text.splitlines()) if found and found.group(2) == "drafts")
+    drafts = sum(
+        float(found.group(4)) for found in map(COUNTER.match, text.splitlines()) if found and found.group(2) == "drafts"
+    )
     out = []
     for line in text.splitlines():
         found = COUNTER.match(line)

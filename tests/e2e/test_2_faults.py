@@ -30,8 +30,13 @@ def test_a_broken_candidate_is_refused(proven: harness.Clone, fault: str, named:
     assert host["commit"] not in ("", before["commit"])
     # What the fault's name promises: the package answers, whole or not.
     release = Path(proven.root) / "releases" / host["release_id"]
-    said = subprocess.run([str(release / "venv/bin/python"), "-I", "-c", "import vllm; print(vllm.__version__)"], cwd="/",
-                          capture_output=True, text=True, check=False)
+    said = subprocess.run(
+        [str(release / "venv/bin/python"), "-I", "-c", "import vllm; print(vllm.__version__)"],
+        cwd="/",
+        capture_output=True,
+        text=True,
+        check=False,
+    )
     assert said.returncode == 0 and host["commit"][:8] in said.stdout
     assert proven.server() == serving and proven.alive()
     # Damage to one release leaves the layer and the other release whole: the next run has nothing to do.
@@ -48,14 +53,19 @@ def test_the_canary_alone_catches_the_offset(proven: harness.Clone, tmp_path: Pa
     symbols = clone / "plugins/module_utils/symbols.py"
     text = symbols.read_text(encoding="utf-8")
     assert text.count('"capability.layer_offset.v1": [') == 1
-    symbols.write_text(text.replace('"capability.layer_offset.v1": [', '"capability.no_such_check": ['), encoding="utf-8")
+    symbols.write_text(
+        text.replace('"capability.layer_offset.v1": [', '"capability.no_such_check": ['), encoding="utf-8"
+    )
     blind = harness.Clone(clone, str(proven.venv), proven.root)
     before = proven.host()["deployment_id"]
     extra = {
-        "dflash_root": proven.root, "vllm_source_lock_file": str(tmp_path / "lock.json"), "demo_break": "layer_offset",
+        "dflash_root": proven.root,
+        "vllm_source_lock_file": str(tmp_path / "lock.json"),
+        "demo_break": "layer_offset",
         "vllm_source_series": [
             *(f"demo/series/{name}" for name in sorted(os.listdir(clone / "demo/series")) if name.endswith(".patch")),
-            "demo/breaks/layer_offset.patch"],
+            "demo/breaks/layer_offset.patch",
+        ],
     }
     run = blind.playbook("demo/break.yml", **extra)
     assert run.code != 0
@@ -64,7 +74,9 @@ def test_the_canary_alone_catches_the_offset(proven: harness.Clone, tmp_path: Pa
     found = harness.by_id(host["checks"])
     assert found["capability.layer_offset.v1"]["status"] == "unknown"
     assert [name for name in harness.against(host["checks"]) if name != "capability.layer_offset.v1"] == [
-        "serving.canary_al", "serving.al"]
+        "serving.canary_al",
+        "serving.al",
+    ]
     assert found["serving.aux_layers"]["status"] == "fail", "the log says the same, as advice"
     assert found["serving.canary_al"]["actual"] == 1.0 and found["serving.al"]["actual"] == 1.0
     assert found["serving.text"]["status"] == "pass", "the fault is silent: the text is right"

@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable
 
 import harness
+
 from ansible_collections.dflash.fleet.plugins.module_utils import process
 
 
@@ -23,7 +24,7 @@ def test_one_changed_byte_of_the_release_is_repaired(proven: harness.Clone) -> N
     text = victim.read_bytes()
     with harness.unsealed(victim):
         place = text.index(b"#")
-        victim.write_bytes(text[:place + 2] + bytes([text[place + 2] ^ 1]) + text[place + 3:])
+        victim.write_bytes(text[: place + 2] + bytes([text[place + 2] ^ 1]) + text[place + 3 :])
     os.utime(victim, ns=(times.st_atime_ns, times.st_mtime_ns))
     run = proven.playbook()
     assert run.code == 0

@@ -27,8 +27,10 @@ def aside(proven: harness.Clone, tmp_path: Path) -> Iterator[dict[str, Any]]:
 def deploy(clone: harness.Clone, aside: dict[str, Any], **overrides: Any) -> dict[str, Any]:
     """Deploy the instance beside; returns its verdict."""
     run = clone.playbook(
-        "deploy_dflash.yml", dflash_report_dir=str(aside["reports"]),
-        dflash_instances={aside["name"]: {"dflash_serve_port": aside["port"], **overrides}})
+        "deploy_dflash.yml",
+        dflash_report_dir=str(aside["reports"]),
+        dflash_instances={aside["name"]: {"dflash_serve_port": aside["port"], **overrides}},
+    )
     host = clone.host(aside["reports"])
     assert (run.code == 0) == (host["state"] == "proven")
     return host
@@ -36,15 +38,21 @@ def deploy(clone: harness.Clone, aside: dict[str, Any], **overrides: Any) -> dic
 
 def build_passes(host: dict[str, Any]) -> bool:
     """Every required check of the stages build and host passed."""
-    return all(item["status"] == "pass" for item in host["checks"]
-               if item["level"] == "required" and item["stage"] in ("build", "host"))
+    return all(
+        item["status"] == "pass"
+        for item in host["checks"]
+        if item["level"] == "required" and item["stage"] in ("build", "host")
+    )
 
 
 def test_a_drafter_with_random_weights_is_stopped(proven: harness.Clone, aside: dict[str, Any], tmp_path: Path) -> None:
     """The canary pair passes beside it, so the build is right and the drafter is not."""
     drafter = tmp_path / "random"
-    subprocess.run([sys.executable, "canary/random_drafter.py", "canary/pairs/cpu/drafter_full", str(drafter)],
-                   cwd=proven.path, check=True)
+    subprocess.run(
+        [sys.executable, "canary/random_drafter.py", "canary/pairs/cpu/drafter_full", str(drafter)],
+        cwd=proven.path,
+        check=True,
+    )
     host = deploy(proven, aside, dflash_models_drafter={"path": str(drafter), "name": "random"})
     found = harness.by_id(host["checks"])
     assert host["state"] == "stopped"
@@ -57,7 +65,9 @@ def test_a_drafter_with_random_weights_is_stopped(proven: harness.Clone, aside: 
 
 
 @pytest.mark.parametrize(("length", "state"), [(1.18, "stopped"), (7.5, "proven")])
-def test_the_verdict_follows_the_counters(proven: harness.Clone, aside: dict[str, Any], length: float, state: str) -> None:
+def test_the_verdict_follows_the_counters(
+    proven: harness.Clone, aside: dict[str, Any], length: float, state: str
+) -> None:
     """Through stub-metrics 1.18 is not proven although every check of the build passes, and 7.5 is."""
     with stub_metrics.proxy(harness.free_port(), f"http://127.0.0.1:{aside['port']}", length) as url:
         host = deploy(proven, aside, dflash_accept_url=url)

@@ -21,15 +21,35 @@ CASES: list[tuple[str, dict[str, Any], str]] = [
     ("out of range", {"dflash_serve_port": 70000}, "dflash_serve_port must be between 1 and 65535"),
     ("not a mapping", {"dflash_serve_engine_args": "dtype=float32"}, "dflash_serve_engine_args must be a mapping"),
     ("wrong choice", {"vllm_build_mode": "precompild"}, "did you mean precompiled?"),
-    ("missing model", {"dflash_models_drafter": {"path": "/nowhere/drafter"}}, "there is no model folder [/nowhere/drafter]"),
-    ("key of a model", {"dflash_models_target": {"pth": "canary/pairs/cpu/target"}}, "dflash_models_target has no key pth: did you mean path?"),
-    ("too many draft tokens", {"dflash_serve_num_speculative_tokens": 8}, "expected 1 to 7 speculative tokens (block size 8), found 8"),
+    (
+        "missing model",
+        {"dflash_models_drafter": {"path": "/nowhere/drafter"}},
+        "there is no model folder [/nowhere/drafter]",
+    ),
+    (
+        "key of a model",
+        {"dflash_models_target": {"pth": "canary/pairs/cpu/target"}},
+        "dflash_models_target has no key pth: did you mean path?",
+    ),
+    (
+        "too many draft tokens",
+        {"dflash_serve_num_speculative_tokens": 8},
+        "expected 1 to 7 speculative tokens (block size 8), found 8",
+    ),
     ("open address", {"dflash_serve_host": "0.0.0.0"}, "without an API key"),
     ("missing patch", {"vllm_source_series": ["demo/series/none.patch"]}, "demo/series/none.patch"),
     ("ref that does not exist", {"vllm_source_ref": "v0.32.1", "vllm_source_lock_file": ".demo/none.json"}, "v0.32.1"),
-    ("no network", {"vllm_source_repo": "https://127.0.0.1:9/vllm.git", "vllm_source_lock_file": ".demo/none.json"}, "127.0.0.1:9"),
+    (
+        "no network",
+        {"vllm_source_repo": "https://127.0.0.1:9/vllm.git", "vllm_source_lock_file": ".demo/none.json"},
+        "127.0.0.1:9",
+    ),
     ("no such Python", {"vllm_toolchain_python": "python3.99"}, "there is no Python python3.99"),
-    ("too little disk", {"dflash_preflight_disk_gib": 90000, "vllm_source_series": []}, "host.disk fail: expected >= 90000.0 GiB"),
+    (
+        "too little disk",
+        {"dflash_preflight_disk_gib": 90000, "vllm_source_series": []},
+        "host.disk fail: expected >= 90000.0 GiB",
+    ),
     ("root too long", {"dflash_root": "/var/tmp/" + "x" * 60}, "at most 40"),
     ("two instances", {"dflash_instances": {"a": {}, "b": {}}}, "exactly one instance"),
 ]
@@ -67,7 +87,12 @@ def test_a_taken_port_names_its_holder(untouched: harness.Clone, tmp_path: Path)
         holder.bind(("127.0.0.1", 0))
         holder.listen()
         port = holder.getsockname()[1]
-        refused(untouched, f"host.port fail: expected port {port} free, found pid {os.getpid()}", tmp_path, dflash_serve_port=port)
+        refused(
+            untouched,
+            f"host.port fail: expected port {port} free, found pid {os.getpid()}",
+            tmp_path,
+            dflash_serve_port=port,
+        )
 
 
 def test_a_python_that_the_service_account_cannot_run(untouched: harness.Clone, tmp_path: Path) -> None:
@@ -90,6 +115,15 @@ def test_foreign_variables_only_warn(untouched: harness.Clone, tmp_path: Path) -
 
 def test_extra_vars_are_text_and_coerced(untouched: harness.Clone, tmp_path: Path) -> None:
     """`-e key=value` gives text; the same value changes nothing."""
-    run = untouched.playbook("deploy_dflash.yml", "-e", f"dflash_report_dir={tmp_path}", "-e", "dflash_serve_stop_timeout=20",
-                             "-e", "dflash_serve_trust_remote_code=no", "-e", "dflash_accept_floor=2.0")
+    run = untouched.playbook(
+        "deploy_dflash.yml",
+        "-e",
+        f"dflash_report_dir={tmp_path}",
+        "-e",
+        "dflash_serve_stop_timeout=20",
+        "-e",
+        "dflash_serve_trust_remote_code=no",
+        "-e",
+        "dflash_accept_floor=2.0",
+    )
     assert run.code == 0 and untouched.host(tmp_path)["state"] == "unchanged"

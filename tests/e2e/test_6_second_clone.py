@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import os
 import re
-import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -75,17 +74,3 @@ def test_down_leaves_no_process(second: harness.Clone) -> None:
     """The server of the clone is stopped with all its children, and nobody else's."""
     assert second.tool("python", "demo/run.py", "--down").code == 0
     assert harness.members(second) == []
-
-
-def test_an_archive_without_links_says_what_is_missing(tmp_path: harness.Path) -> None:
-    """Zip archives turn the link into a plain file: one line, with the command that mends it."""
-    clone = tmp_path / "archive"
-    subprocess.run(["git", "clone", "-q", str(harness.REPO), str(clone)], check=True)
-    link = clone / "collections/ansible_collections/dflash/fleet"
-    link.unlink()
-    link.write_text("../../..", encoding="utf-8")
-    shutil.rmtree(clone / ".git")
-    run = harness.command([str(harness.REPO / ".venv/bin/ansible-playbook"), "deploy_dflash.yml", "-i", "inventory"], clone)
-    assert run.code != 0
-    assert "ln -sfn ../../.. collections/ansible_collections/dflash/fleet" in run.output
-    assert "Traceback" not in run.output

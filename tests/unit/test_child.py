@@ -6,6 +6,8 @@ from __future__ import annotations
 
 import os
 import sys
+import tempfile
+import time
 import types
 
 import pytest
@@ -64,16 +66,20 @@ def test_a_child_without_an_answer_says_why(text: str, reason: str) -> None:
     assert outcome.reason.startswith(reason)
 
 
-def test_a_child_of_the_child_dies_with_it(tmp_path: os.PathLike[str]) -> None:
+def test_a_child_of_the_child_dies_with_it() -> None:
     text = (
         "import os, time\ndef main(p):\n    if os.fork() == 0:\n        time.sleep(2)\n"
         "        open(p, 'w').close()\n        os._exit(0)\n    time.sleep(60)"
     )
-    os.chmod(tmp_path, 0o777)
-    mark = os.path.join(tmp_path, "mark")
-    assert run(text, mark, deadline=1).timed_out
-    child.subprocess.run(["sleep", "1.5"], check=True)
-    assert not os.path.exists(mark)
+    with tempfile.TemporaryDirectory(dir="/var/tmp") as folder:
+        os.chmod(folder, 0o777)
+        mark = os.path.join(folder, "mark")
+        assert run(text.replace("sleep(2)", "sleep(0)").replace("time.sleep(60)", "os.wait()"), mark).ok is False
+        assert os.path.exists(mark), "the child's child can write there"
+        os.unlink(mark)
+        assert run(text, mark, deadline=1).timed_out
+        time.sleep(1.5)
+        assert not os.path.exists(mark)
 
 
 def test_an_interpreter_that_is_not_there() -> None:
