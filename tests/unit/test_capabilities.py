@@ -147,6 +147,17 @@ WRONG = [
         dict.fromkeys(WINDOWS, "unknown"),
     ),
     (
+        "causality and window lost",
+        {
+            tree.MODEL: {
+                ", causal: bool = False": "",
+                "sliding_window=window, causal=causal, ": "",
+                "        self.causal = causal\n": "",
+            }
+        },
+        dict.fromkeys(WINDOWS, "fail"),
+    ),
+    (
         "option removed",
         {
             tree.CONFIG: {

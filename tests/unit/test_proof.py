@@ -19,7 +19,7 @@ from typing import Any
 import pytest
 import vllm_tree as tree
 
-from ansible_collections.dflash.fleet.plugins.module_utils import capabilities, checks, child, proof, record
+from ansible_collections.dflash.fleet.plugins.module_utils import capabilities, checks, child, loading, proof, record
 from ansible_collections.dflash.fleet.plugins.module_utils.errors import DflashError
 
 INFO = "vllm-0.32.1.dev2+g0123abcde.cpu.dist-info"
@@ -222,6 +222,10 @@ def two(root: Path) -> None:
     )
 
 
+def unlisted(root: Path) -> None:
+    shutil.rmtree(site_of(root) / INFO)
+
+
 def other_wheel(root: Path) -> None:
     (root / "releases" / "rel" / "manifest.json").write_text(json.dumps({"layer_id": "lay", "wheel_sha256": "bb"}))
 
@@ -244,6 +248,7 @@ def other_commit(root: Path) -> None:
         (added, ["complete.extra_files"], "vllm/sitecustom.py"),
         (layer_touched, ["complete.layer"], "torch/extra.py"),
         (half_removed, ["complete.distribution"], "leftovers of an interrupted installation: ~llm-0.32.0.dist-info"),
+        (unlisted, ["complete.distribution"], "0 distributions"),
         (two, ["complete.distribution"], "the interpreter sees 2 distributions"),
         (other_wheel, ["identity.wheel"], "bb"),
         (other_commit, ["identity.commit"], "fedcba987"),
@@ -313,3 +318,23 @@ def test_a_configuration_that_is_none_is_refused(tmp_path: Path, text: str) -> N
     (tmp_path / "config.json").write_text(text)
     with pytest.raises(DflashError):
         proof.load_drafter(str(tmp_path))
+
+
+def test_a_library_without_operators_is_damaged() -> None:
+    result = {"ok": True, "ops": 0, "signal": 0, "namespaces": {}, "seconds": 0.1}
+    found = loading._operators("vllm._C_AVX2", "/x/_C_AVX2.abi3.so", result, {}, "required")
+    assert (found["status"], found["actual"]) == ("fail", "registers no operator")
+    assert loading._operators("vllm._C_AVX2", "/x/a.so", {**result, "ops": 3}, {}, "required")["status"] == "pass"
+
+
+def test_a_host_without_driver_does_not_refuse_a_cuda_library() -> None:
+    result = {
+        "ok": False,
+        "error": "libcuda.so.1: cannot open shared object file: No such file or directory",
+        "ops": 0,
+        "signal": 0,
+        "namespaces": {},
+        "seconds": 0.1,
+    }
+    found = loading._import("vllm._C", None, "/x/_C.abi3.so", result, {}, "required")
+    assert (found["status"], found["level"]) == ("unknown", "advisory")
