@@ -49,7 +49,7 @@ def distribution(
     if left:
         problem = "leftovers of an interrupted installation: %s" % ", ".join(left)
     elif len(installed) != 1:
-        problem = "%d distributions" % len(installed)
+        problem = "%d distributions in the folder" % len(installed)
     elif not os.path.isfile(os.path.join(site, "vllm", "__init__.py")):
         problem = "no vllm/__init__.py"
     elif seen is None:

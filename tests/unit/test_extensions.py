@@ -61,7 +61,7 @@ def test_no_data_for_an_unknown_version() -> None:
     assert extensions.from_release("0.1.dev16016+gabc", "cuda") == []
 
 
-def elf(machine: int = 62, needed: tuple[str, ...] = ("libcudart.so.13",)) -> bytes:
+def elf(machine: int = 62, needed: tuple[str, ...] = ("libcudart.so.13",), beyond: int = 0) -> bytes:
     """A small whole ELF file: header, string table, dynamic section, section headers at the end."""
     names = b"\0" + b"\0".join(name.encode() for name in needed) + b"\0"
     offsets = [names.index(name.encode() + b"\0") for name in needed]
@@ -82,7 +82,7 @@ def elf(machine: int = 62, needed: tuple[str, ...] = ("libcudart.so.13",)) -> by
         + names
         + dynamic
         + section(0, 0, 0, 0)
-        + section(3, strings_at, len(names), 0)
+        + section(3, strings_at, len(names) + beyond, 0)
         + section(6, dynamic_at, len(dynamic), 1)
         + section(8, dynamic_at, 1 << 30, 0)  # takes room in memory only
     )
@@ -94,6 +94,7 @@ def elf(machine: int = 62, needed: tuple[str, ...] = ("libcudart.so.13",)) -> by
         (elf(), ""),
         (elf()[:-1], "is truncated: its tables end at byte"),
         (elf()[:200], "is truncated"),
+        (elf(beyond=4096), "is truncated: its sections end at byte"),
         (elf()[:20], "is not an ELF file"),
         (b"", "is empty"),
         (bytes(4096), "is not an ELF file"),

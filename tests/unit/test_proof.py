@@ -248,7 +248,7 @@ def other_commit(root: Path) -> None:
         (added, ["complete.extra_files"], "vllm/sitecustom.py"),
         (layer_touched, ["complete.layer"], "torch/extra.py"),
         (half_removed, ["complete.distribution"], "leftovers of an interrupted installation: ~llm-0.32.0.dist-info"),
-        (unlisted, ["complete.distribution"], "0 distributions"),
+        (unlisted, ["complete.distribution"], "0 distributions in the folder"),
         (two, ["complete.distribution"], "the interpreter sees 2 distributions"),
         (other_wheel, ["identity.wheel"], "bb"),
         (other_commit, ["identity.commit"], "fedcba987"),
