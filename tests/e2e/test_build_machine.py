@@ -153,7 +153,7 @@ def wait(root, order, until, limit=180):
     pytest.fail("not reached in %d s: %s\n%s" % (limit, seen, Path(seen["log"]).read_text()[-3000:]))
 
 
-@pytest.mark.skipif(os.geteuid() != 0 or not shutil.which("gcc"), reason="needs root (to drop from) and gcc")
+@pytest.mark.skipif(not shutil.which("gcc"), reason="gcc is not installed")
 def test_two_starts_a_kill_a_join_a_release_and_a_repair(root, order):
     with ProcessPoolExecutor(2) as pool:
         answers = list(pool.map(start, [root] * 2, [order] * 2))
@@ -205,7 +205,7 @@ def test_two_starts_a_kill_a_join_a_release_and_a_repair(root, order):
     ).stdout.split()
     assert said[0] == "patched"
     assert said[1].startswith(first["path"]) and said[2].startswith(first["layer_path"])
-    assert all(os.lstat(path).st_uid == 0 for path in (first["path"], said[1], said[2]))
+    assert all(os.lstat(path).st_uid == os.geteuid() for path in (first["path"], said[1], said[2]))
     assert install()["changed"] is False
 
     library = next(Path(first["path"]).rglob("_C*.so"))
