@@ -183,6 +183,10 @@ def start(root: str, spec: Mapping[str, Any], series: List[Dict[str, str]], orig
     """Start the build, or join it where it runs, or say that it is done: ``status`` with ``changed``."""
     account = worker(user)
     build_id = ids.build_id(spec)
+    mode = spec.get("mode")
+    if mode not in build_host.FIRST_GUESS or (mode == "precompiled") != bool(spec.get("precompiled")):
+        raise DflashError("There is no way to build in mode %r" % mode, "vllm_build_mode",
+                          "Use source, or precompiled with a wheel named in vllm_build_precompiled_wheel.")
     check_series(spec, series)
     folder = folder_of(root, build_id)
     with locked(root, build_id):

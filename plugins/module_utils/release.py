@@ -321,7 +321,7 @@ def present(root: str, user: Optional[str], build: Mapping[str, Any], lock: str,
     }
 
     def fill_layer(folder: str) -> None:
-        installer.fill(folder, [word for url in extra_index_urls for word in ("--extra-index-url", url)], lock)
+        installer.fill(folder, requirements.index_options(extra_index_urls), lock)
 
     def fill_release(folder: str) -> None:
         check_wheel(build, wheel)

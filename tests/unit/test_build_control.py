@@ -28,7 +28,7 @@ from ansible_collections.dflash.fleet.plugins.module_utils.errors import DflashE
 
 TEXT = "diff --git a/x b/x\n"
 SERIES = [{"name": "1.patch", "sha256": hashlib.sha256(TEXT.encode()).hexdigest(), "text": TEXT}]
-SPEC = {"pin": "a" * 40, "series": [SERIES[0]["sha256"]], "mode": "precompiled", "device": "cpu", "python_tag": "cp311"}
+SPEC = {"pin": "a" * 40, "series": [SERIES[0]["sha256"]], "mode": "source", "device": "cpu", "python_tag": "cp311"}
 ORIGIN = {"repo": "/r", "ref": "main", "python": sys.executable}
 BUILD = ids.build_id(SPEC)
 
@@ -195,6 +195,13 @@ def test_patches_that_do_not_belong_to_the_id_are_refused(tmp_path, manager):
     for series in ([], [dict(SERIES[0], text="other")]):
         with pytest.raises(DflashError):
             build_control.start(str(tmp_path), SPEC, series, ORIGIN, None, {})
+    assert manager.started == []
+
+
+@pytest.mark.parametrize("mode", [{"mode": "wheel"}, {"mode": "precompiled"}, {"precompiled": {"requirement": "v==1"}}])
+def test_a_mode_without_a_way_is_refused(tmp_path, manager, mode):
+    with pytest.raises(DflashError):
+        build_control.start(str(tmp_path), dict(SPEC, **mode), SERIES, ORIGIN, None, {})
     assert manager.started == []
 
 
