@@ -8,6 +8,7 @@ import contextlib
 import fcntl
 import http.client
 import os
+import shlex
 import shutil
 import socket
 import subprocess
@@ -140,11 +141,17 @@ class Supervisor(service.Manager):
             "[include]", "files = %s/*.conf" % self.folder,
         ]
         write_atomic(self.config, "\n".join(text).replace("%", "%%") + "\n")
+        lines = ["#!/bin/sh", "# For a container's entry point: brings back what is to run after a restart.",
+                 "exec %s" % " ".join(shlex.quote(word) for word in self._daemon())]
+        write_atomic(os.path.join(self.root, "etc", "start-services"), "\n".join(lines) + "\n", 0o755)
+
+    def _daemon(self) -> List[str]:
+        return [os.path.join(self.venv, "bin", "python"), "-I", "-m", "supervisor.supervisord", "-c", self.config]
 
     def _start_daemon(self) -> None:
         with contextlib.suppress(FileNotFoundError):
             os.unlink(self.socket)
-        argv = [os.path.join(self.venv, "bin", "python"), "-I", "-m", "supervisor.supervisord", "-c", self.config]
+        argv = self._daemon()
         env = {"PATH": "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin", "LANG": "C.UTF-8"}
         done = subprocess.run(
             argv, env=env, cwd="/", stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE,
