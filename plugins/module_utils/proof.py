@@ -147,7 +147,8 @@ def _inspect(
             deadline=wish.deadline,
             level=level,
         )
-        found += completeness.binaries(package, compiled, wanted, wish.device, torch_cuda, level)
+        names = (seen or {}).get("installed", [])
+        found += completeness.binaries(package, compiled, wanted, wish.device, torch_cuda, level, names)
         found += completeness.others(site, installed, seen, layer, level)
         found += _capabilities(package, python if seen else child.any_python(wish.user), wish)
         return found + loaded.result(), said

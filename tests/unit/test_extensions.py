@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import vllm_tree as tree
 
-from ansible_collections.dflash.fleet.plugins.module_utils import extensions
+from ansible_collections.dflash.fleet.plugins.module_utils import completeness, extensions
 
 
 @pytest.mark.parametrize(
@@ -134,4 +134,29 @@ def test_what_is_there(tmp_path: Path) -> None:
         "vllm._C",
         "vllm.third_party.deep_gemm._C",
         "vllm.vllm_flash_attn._vllm_fa2_C",
+    ]
+
+
+@pytest.mark.parametrize(
+    "torch, needed, packages, status",
+    [
+        ("13.0", "libcudart.so.13", ["nvidia-nccl-cu13", "numpy"], "pass"),
+        ("12.8", "libcudart.so.13", [], "fail"),
+        ("13.0", "libcudart.so.12", [], "fail"),
+        ("13.0", "libcudart.so.13", ["nvidia-cublas-cu12"], "fail"),
+        (None, "libc.so.6", [], "unknown"),
+    ],
+)
+def test_one_cuda_major_version(
+    tmp_path: Path, torch: str | None, needed: str, packages: list[str], status: str
+) -> None:
+    path = tmp_path / "_C.abi3.so"
+    path.write_bytes(elf(needed=(needed,)))
+    wanted = [extensions.Expected("vllm._C", True)]
+    compiled = {"vllm._C": str(path)}
+    found = completeness.binaries(str(tmp_path), compiled, wanted, "cuda", torch, "required", packages)
+    assert [(item["id"], item["status"]) for item in found] == [
+        ("complete.extensions", "pass"),
+        ("ext.elf", "pass"),
+        ("ext.cuda_major", status),
     ]
