@@ -132,7 +132,7 @@ def can_run(python: str, user: Optional[str]) -> bool:
     return done.returncode == 0
 
 
-@functools.lru_cache(maxsize=None)
+@functools.cache
 def any_python(user: Optional[str]) -> str:
     """An interpreter that the account can run: this one, or the system's.  Raises ``DflashError``."""
     for candidate in (sys.executable,) + PYTHONS:
