@@ -30,9 +30,9 @@ MAKERS = ("carvers", "dyers", "founders", "glaziers", "joiners", "masons", "pott
 ROOMS = ("attic", "cellar", "chapel", "gallery", "library", "stairwell")
 
 ANSWER = (
-    "Item {number} is the {colour} {thing}. The {makers} of {town} made it in {year}. It weighs {weight} kilograms and is "
-    "insured for {price} crowns. It stands in the {room}, between the {left_colour} {left_thing} and the {right_colour} "
-    "{right_thing}, and it was last lent to {guest} in {lent}."
+    "Item {number} is the {colour} {thing}. The {makers} of {town} made it in {year}. It weighs {weight} kilograms "
+    "and is insured for {price} crowns. It stands in the {room}, between the {left_colour} {left_thing} and the "
+    "{right_colour} {right_thing}, and it was last lent to {guest} in {lent}."
 )
 QUESTION = "Describe item {number}."
 

@@ -52,7 +52,8 @@ def learning_rate(step: int, steps: int, peak: float) -> float:
 
 
 def optimise(
-    module: nn.Module, settings: dict[str, Any], corpus: Corpus, loss_of: Callable[[int, Batch], torch.Tensor], name: str
+    module: nn.Module, settings: dict[str, Any], corpus: Corpus, loss_of: Callable[[int, Batch], torch.Tensor],
+    name: str,
 ) -> None:
     """AdamW over the phases of the settings: short conversations are cheap, long ones give the last word."""
     peak = settings["learning_rate"]
