@@ -9,6 +9,7 @@ import fcntl
 import hashlib
 import importlib.util
 import os
+import re
 import shutil
 import time
 from typing import Any, Dict, Iterator, List, Mapping, Optional, Sequence
@@ -49,6 +50,8 @@ START_GRACE = 60.0
 #: Folders that the build account writes to, below the root.
 OWN_FOLDERS = ("source", "buildenv", "wheels", "cache/base", "cache/requirements")
 TEXT_LIMIT = 8 << 20
+#: Names that come from the build account's files: no part of a path may lead elsewhere.
+DIGEST, NAME = re.compile(r"^[0-9a-f]{64}$"), re.compile(r"^[A-Za-z0-9][A-Za-z0-9._+!-]*\.whl$")
 
 
 def folder_of(root: str, build_id: str) -> str:
@@ -94,6 +97,11 @@ def finished(root: str, build_id: str, deep: bool = False) -> Optional[Dict[str,
     manifest = read_json(os.path.join(folder, "manifest.json"))
     if not isinstance(manifest, dict) or manifest.get("build_id") != build_id or manifest.get("kind") != "build":
         return None
+    wheel = manifest.get("wheel")
+    if not isinstance(wheel, dict):
+        return None
+    if not (DIGEST.match(str(wheel.get("sha256"))) and NAME.match(str(wheel.get("name")))):
+        return None
     path = wheel_path(root, manifest)
     lock = os.path.join(folder, "requirements.lock")
     try:
@@ -109,10 +117,8 @@ def finished(root: str, build_id: str, deep: bool = False) -> Optional[Dict[str,
 
 
 def wheel_path(root: str, manifest: Mapping[str, Any]) -> str:
-    """Where the wheel of a build lies, by its hash.  The names come from a file: no part may lead elsewhere."""
-    wheel = manifest.get("wheel") or {}
-    digest, name = (os.path.basename(str(wheel.get(key))) for key in ("sha256", "name"))
-    return os.path.join(root, "wheels", digest, name)
+    """Where the wheel of a build lies, by its hash."""
+    return os.path.join(root, "wheels", manifest["wheel"]["sha256"], manifest["wheel"]["name"])
 
 
 def status(root: str, build_id: str, account: Account) -> Dict[str, Any]:

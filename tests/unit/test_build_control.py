@@ -179,6 +179,17 @@ def test_a_damaged_build_is_built_again(tmp_path, manager, damage):
     assert not os.path.exists(os.path.join(build_control.folder_of(str(tmp_path), BUILD), "manifest.json"))
 
 
+@pytest.mark.parametrize(("key", "value"), [("name", "../../x.whl"), ("name", ".."), ("sha256", "..")])
+def test_a_manifest_cannot_point_out_of_its_place(tmp_path, manager, key, value):
+    start(tmp_path)
+    finish(tmp_path)
+    path = Path(build_control.folder_of(str(tmp_path), BUILD), "manifest.json")
+    manifest = json.loads(path.read_text())
+    manifest["wheel"][key] = value
+    path.write_text(json.dumps(manifest))
+    assert build_control.finished(str(tmp_path), BUILD) is None
+
+
 def test_cancel_ends_all_and_a_start_goes_on(tmp_path, manager):
     start(tmp_path)
     stray = subprocess.Popen(
