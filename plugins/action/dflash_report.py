@@ -11,6 +11,7 @@ import time
 from typing import Any, Dict
 
 from ansible import context
+from ansible.module_utils.parsing.convert_bool import boolean
 from ansible.plugins.action import ActionBase
 
 from ansible_collections.dflash.fleet.plugins.action.dflash_inputs import plain
@@ -40,6 +41,7 @@ class ActionModule(ActionBase):
         task_vars = task_vars or {}
         result = super().run(tmp, task_vars)
         entries = {}
+        predict = self._task.check_mode or boolean(self._task.args.get("predict", False))
         report_dir = ""
         for name in task_vars["ansible_play_hosts_all"]:
             seen_by = task_vars["hostvars"][name]
@@ -47,11 +49,11 @@ class ActionModule(ActionBase):
                 key: plain(self._templar.template(seen_by[var])) if var in seen_by else {} for key, var in SEEN.items()
             }
             seen["pin"] = (seen["pin"] or {}).get("pin")
-            entries[str(name)] = verdict.host_entry(seen, self._task.check_mode)
+            entries[str(name)] = verdict.host_entry(seen, predict)
             typed = seen_by.get("__dflash_plan_inputs") or {}
             report_dir = report_dir or str(typed.get("report_dir") or "")
         started = float(self._task.args.get("started") or time.time())
-        outcome = verdict.build(entries, self._task.check_mode, self._utc(started), self._utc(time.time()))
+        outcome = verdict.build(entries, predict, self._utc(started), self._utc(time.time()))
         try:
             path = self._write(outcome, report_dir or os.path.join(os.getcwd(), "runs"), started)
         except (DflashError, OSError) as error:
@@ -85,7 +87,8 @@ class ActionModule(ActionBase):
     def _resume() -> str:
         """The command that was given, without what only this run wanted to see."""
         args = context.CLIARGS
-        words = ["ansible-playbook", *(args.get("args") or ["deploy_dflash.yml"])]
+        books = [book.replace("plan_dflash", "deploy_dflash") for book in args.get("args") or ["deploy_dflash.yml"]]
+        words = ["ansible-playbook", *books]
         for source in args.get("inventory") or []:
             words += ["-i", os.path.relpath(source) if os.path.exists(source) else source]
         if args.get("subset"):

@@ -9,7 +9,7 @@ from typing import Any, Dict, List, Mapping, Optional
 from ansible_collections.dflash.fleet.plugins.module_utils import checks, vocabulary
 
 
-def host_entry(seen: Mapping[str, Any], check_mode: bool) -> Dict[str, Any]:
+def host_entry(seen: Mapping[str, Any], predict: bool) -> Dict[str, Any]:
     """One host of the verdict.
 
     ``seen`` is ``{pin, state, verify, outcome}``: the results of ``vllm_pin``, ``dflash_state`` and
@@ -24,7 +24,7 @@ def host_entry(seen: Mapping[str, Any], check_mode: bool) -> Dict[str, Any]:
     if not word:
         if group == "unchanged":
             word = "unchanged"
-        elif group and check_mode:
+        elif group and predict:
             word = "would_change"
         else:
             word = "not_reached"
@@ -103,7 +103,7 @@ def recap(verdict: Mapping[str, Any], path: str, resume: str) -> List[str]:
     """Lines for a terminal: one a host, then what stands against it, then the next command."""
     lines = [
         "run %s, %d of %d hosts changed%s"
-        % (verdict["state"], verdict["changed"], len(verdict["hosts"]), ", check mode" if verdict["check_mode"] else "")
+        % (verdict["state"], verdict["changed"], len(verdict["hosts"]), ", prediction only" if verdict["check_mode"] else "")
     ]
     for name, entry in sorted(verdict["hosts"].items()):
         line = "%-16s %-12s AL %s" % (name, entry["state"], _al(entry["acceptance_length"]))

@@ -123,3 +123,11 @@ def test_another_series_adds_its_own_size_alone(demo: harness.Clone) -> None:
     )
     layer, release = (int(line.split()[0]) for line in use.stdout.splitlines())
     assert release < layer / 3, (layer, release)
+
+
+def test_molecule_finds_it_idempotent(demo: harness.Clone, tmp_path: harness.Path) -> None:
+    """The scenario converges on the same host, changes nothing the second time, and reads the verdict."""
+    run = demo.tool("molecule", "test", ANSIBLE_HOME=str(tmp_path), NO_COLOR="1")
+    assert run.code == 0
+    assert "verify: Completed successfully" in run.output or "Executed: Successful" in run.output
+    assert demo.host()["state"] == "unchanged"
