@@ -42,7 +42,7 @@ from ansible_collections.dflash.fleet.plugins.module_utils.files import (
 PACKAGE = "ansible_collections.dflash.fleet.plugins.module_utils"
 #: What the detached job imports; a test compares it with what its source says.
 JOB_MODULES = ("build_host", "build_job", "build_log", "errors", "extensions", "files", "lock", "native", "pip_tool",
-               "process", "requirements", "source")
+               "process", "requirements", "schema", "schemas", "source", "vocabulary")
 #: Its entry point; named here so that the job's code travels to the host with this file.
 ENTRY = build_job.main
 #: Seconds in which a started job must have said that it lives.

@@ -25,6 +25,7 @@ from ansible_collections.dflash.fleet.plugins.module_utils import (
     pip_tool,
     process,
     requirements,
+    schema,
     source,
 )
 from ansible_collections.dflash.fleet.plugins.module_utils.build_host import (
@@ -323,7 +324,8 @@ class Job:
             "host": socket.gethostname(), "started_at": utc(self.state["started_at"]), "finished_at": utc(finished),
             "seconds": dict(self.state["step_seconds"]),
         }
-        write_json(os.path.join(self.folder, "manifest.json"), manifest)
+        path = os.path.join(self.folder, "manifest.json")
+        write_json(path, schema.require(manifest, "manifest", path))
         self.remember_seconds()
         # The wheel lies by its hash; objects and copies of it only take space from here on.
         for path in (self.work, self.out, os.path.join(self.tree, "build")):

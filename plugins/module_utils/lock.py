@@ -14,6 +14,7 @@ import re
 import subprocess
 from typing import Any, Callable, Dict, Iterator, List, Optional, Sequence, Tuple
 
+from ansible_collections.dflash.fleet.plugins.module_utils import schema
 from ansible_collections.dflash.fleet.plugins.module_utils.errors import DflashError
 from ansible_collections.dflash.fleet.plugins.module_utils.files import read_json, write_json
 
@@ -146,10 +147,7 @@ def read_lock(path: str) -> Dict[str, Any]:
         raise DflashError(what, path, "Restore it from version control, or remove it.")
     if value.get("schema") != SCHEMA:
         raise DflashError("The lock file has schema %s, this release knows %d" % (value.get("schema"), SCHEMA), path)
-    for pin in value["pins"]:
-        if not (isinstance(pin, dict) and isinstance(pin.get("repo"), str) and isinstance(pin.get("ref"), str)
-                and COMMIT.match(str(pin.get("commit", "")))):
-            raise DflashError("The lock file has an entry without repo, ref and 40-digit commit", path)
+    schema.require(value, "lock", path)
     return value
 
 
@@ -241,7 +239,7 @@ def pin(repo: str, ref: str, lock_file: str, update: bool = False, dry: bool = F
         pins.sort(key=lambda item: (item["repo"], item["ref"]))
         if not dry:
             try:
-                write_json(lock_file, {"schema": SCHEMA, "pins": pins})
+                write_json(lock_file, schema.require({"schema": SCHEMA, "pins": pins}, "lock", lock_file))
             except OSError as error:
                 raise DflashError(
                     "The lock file cannot be written: %s" % error.strerror, lock_file,

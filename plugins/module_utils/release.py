@@ -18,7 +18,7 @@ import stat
 import time
 from typing import Any, Callable, Dict, Iterator, List, Mapping, Optional, Sequence
 
-from ansible_collections.dflash.fleet.plugins.module_utils import build_log, ids, pip_tool, record, requirements
+from ansible_collections.dflash.fleet.plugins.module_utils import build_log, ids, pip_tool, record, requirements, schema
 from ansible_collections.dflash.fleet.plugins.module_utils.accounts import Account, as_child, make_folder, worker
 from ansible_collections.dflash.fleet.plugins.module_utils.errors import DflashError
 from ansible_collections.dflash.fleet.plugins.module_utils.files import read_json, sha256_file, write_atomic, write_json
@@ -226,7 +226,8 @@ class Installer:
                 listed = [{"name": item.name, "version": item.version}
                           for item in record.distributions(record.site_packages(folder) or folder)]
                 manifest = dict(manifest, distributions=listed, installed_at=utc())
-                write_json(os.path.join(folder, "manifest.json"), manifest, 0o444)
+                path = os.path.join(folder, "manifest.json")
+                write_json(path, schema.require(manifest, "manifest", path), 0o444)
             except OSError as error:
                 line = "%s: %s" % (error.strerror or error, error.filename or folder)
                 raise DflashError(line, folder, build_log.hint_for(line)) from None

@@ -48,15 +48,22 @@ def installer(tmp_path):
     return made
 
 
-def install(installer, files=FILES, name="r1", fill=None, must=None):
-    manifest = {"schema": 1, "kind": "release", "release_id": name, "wheel_sha256": "w"}
+RELEASE, WHEEL = "a" * 16, "d" * 64
+
+
+def install(installer, files=FILES, name=RELEASE, fill=None, must=None):
+    manifest = {
+        "schema": 1, "kind": "release", "release_id": name, "wheel_sha256": WHEEL, "build_id": "b" * 16,
+        "layer_id": "1" * 16,
+        "requirements_spec": "", "commit": "c" * 40, "version": "1.0",
+    }
     return installer.install(
-        "release", name, fill or (lambda folder: fake_site(folder, files)), manifest, must or {"wheel_sha256": "w"}
+        "release", name, fill or (lambda folder: fake_site(folder, files)), manifest, must or {"wheel_sha256": WHEEL}
     )
 
 
 def place(installer, name="vllm/_C.abi3.so"):
-    return os.path.join(installer.root, "releases", "r1", "venv", "lib", "python3.11", "site-packages", name)
+    return os.path.join(installer.root, "releases", RELEASE, "venv", "lib", "python3.11", "site-packages", name)
 
 
 def damage_truncate(path):
@@ -96,7 +103,7 @@ def test_installed_once_then_left_alone(installer):
 
 def test_what_is_installed_is_read_only(installer):
     install(installer)
-    for base, folders, files in os.walk(os.path.join(installer.root, "releases", "r1")):
+    for base, folders, files in os.walk(os.path.join(installer.root, "releases", RELEASE)):
         for name in [*folders, *files]:
             assert os.lstat(os.path.join(base, name)).st_mode & 0o222 == 0, name
 
@@ -105,13 +112,13 @@ def test_what_is_installed_is_read_only(installer):
 def test_a_damaged_one_is_installed_anew_under_the_same_id(installer, damage):
     install(installer)
     damage(place(installer))
-    folder = os.path.join(installer.root, "releases", "r1")
-    assert release.examine(folder, "release", "r1").startswith("damaged")
+    folder = os.path.join(installer.root, "releases", RELEASE)
+    assert release.examine(folder, "release", RELEASE).startswith("damaged")
     done = install(installer)
     assert done["changed"] is True
     assert done["repaired"].startswith("damaged")
     assert Path(place(installer)).read_bytes() == FILES["vllm/_C.abi3.so"]
-    assert release.examine(folder, "release", "r1") == "whole"
+    assert release.examine(folder, "release", RELEASE) == "whole"
 
 
 def test_an_added_file_is_damage_too(installer):
@@ -134,8 +141,8 @@ def test_an_interrupted_installation_counts_as_nothing(installer):
 
     with pytest.raises(KeyboardInterrupt):
         install(installer, fill=killed)
-    folder = os.path.join(installer.root, "releases", "r1")
-    assert release.examine(folder, "release", "r1") == "unfinished"
+    folder = os.path.join(installer.root, "releases", RELEASE)
+    assert release.examine(folder, "release", RELEASE) == "unfinished"
     done = install(installer)
     assert (done["changed"], done["repaired"]) == (True, "")
     install(installer)
@@ -152,7 +159,7 @@ def test_a_file_that_differs_from_its_record_is_refused(installer):
     with pytest.raises(DflashError) as caught:
         install(installer, fill=cut)
     assert "vllm/_C.abi3.so" in str(caught.value)
-    assert not os.path.exists(os.path.join(installer.root, "releases", "r1", "manifest.json"))
+    assert not os.path.exists(os.path.join(installer.root, "releases", RELEASE, "manifest.json"))
 
 
 BUILD = {
@@ -205,6 +212,6 @@ def test_the_manifest_is_written_last(installer, monkeypatch):
     )
     install(installer)
     assert written == ["stat.json", "manifest.json"]
-    folder = os.path.join(installer.root, "releases", "r1")
+    folder = os.path.join(installer.root, "releases", RELEASE)
     with open(os.path.join(folder, "manifest.json")) as handle:
         assert json.load(handle)["distributions"] == [{"name": "vllm", "version": "1"}]
