@@ -48,6 +48,7 @@ class ActionModule(ActionBase):
             seen = {
                 key: plain(self._templar.template(seen_by[var])) if var in seen_by else {} for key, var in SEEN.items()
             }
+            seen["lost"] = name not in task_vars["ansible_play_hosts"]
             seen["pin"] = (seen["pin"] or {}).get("pin")
             entries[str(name)] = verdict.host_entry(seen, predict)
             typed = seen_by.get("__dflash_plan_inputs") or {}

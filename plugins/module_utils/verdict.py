@@ -13,7 +13,8 @@ def host_entry(seen: Mapping[str, Any], predict: bool) -> Dict[str, Any]:
     """One host of the verdict.
 
     ``seen`` is ``{pin, state, verify, outcome}``: the results of ``vllm_pin``, ``dflash_state`` and
-    ``vllm_build_assert``, and the outcome that a role set; each may be missing.
+    ``vllm_build_assert``, and the outcome that a role set; each may be missing.  ``lost`` is true for a host
+    that was reached and then left the play.
     """
     pin = seen.get("pin") or {}
     state = seen.get("state") or {}
@@ -24,6 +25,8 @@ def host_entry(seen: Mapping[str, Any], predict: bool) -> Dict[str, Any]:
     if not word:
         if group == "unchanged":
             word = "unchanged"
+        elif seen.get("lost"):
+            word = "lost"
         elif group and predict:
             word = "would_change"
         else:

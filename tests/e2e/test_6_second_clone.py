@@ -38,7 +38,7 @@ def test_two_runs_at_once_start_one_build(second: harness.Clone) -> None:
     assert made.code == 0
     with ThreadPoolExecutor(2) as pool:
         runs = list(pool.map(lambda _: second.playbook("tests/e2e/build_only.yml"), range(2)))
-    built = [re.findall(r"built ([0-9a-f]{64}) in attempt (\d+)", run.output) for run in runs]
+    built = [re.findall(r"built ([0-9a-f]{64}) in attempt\s+(\d+)", run.output) for run in runs]
     assert [run.code for run in runs] == [0, 0]
     assert built[0] == built[1] and built[0][0][1] == "1"
     assert second.builds_started() == 1

@@ -54,8 +54,7 @@ RELEASE, WHEEL = "a" * 16, "d" * 64
 def install(installer, files=FILES, name=RELEASE, fill=None, must=None):
     manifest = {
         "schema": 1, "kind": "release", "release_id": name, "wheel_sha256": WHEEL, "build_id": "b" * 16,
-        "layer_id": "1" * 16,
-        "requirements_spec": "", "commit": "c" * 40, "version": "1.0",
+        "layer_id": "1" * 16, "requirements_spec": "", "commit": "c" * 40, "version": "1.0",
     }
     return installer.install(
         "release", name, fill or (lambda folder: fake_site(folder, files)), manifest, must or {"wheel_sha256": WHEEL}
