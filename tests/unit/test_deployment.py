@@ -246,10 +246,14 @@ def test_a_record_of_another_switch_does_not_count(tmp_path):
     host = Host(tmp_path)
     host.play("A+ B+ C+")
     path = os.path.join(host.instance.path, "switch.json")
-    for to, name in (("C", "A"), ("D", "B")):
+    for before, to, name in (("A", "C", "A"), ("A", "D", "B"), ("C", "C", "B")):
         with open(path, "w") as handle:
-            json.dump({"from": "A", "previous": "", "to": to}, handle)
+            json.dump({"from": before, "previous": "A", "to": to}, handle)
         assert deployment.fallback(host.instance) == name
+    with open(path, "w") as handle:
+        json.dump({"from": "A", "previous": "A", "to": "D"}, handle)
+    assert deployment.revert(host.instance) == {"left": "C", "current": "B"}
+    assert host.links() == "B ."
 
 
 # ---------------------------------------------------------------- proof

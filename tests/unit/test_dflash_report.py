@@ -27,13 +27,18 @@ def report(tmp_path, monkeypatch):
     """Runs the plugin over hosts; its report folder is the first host's."""
     monkeypatch.setattr(dflash_report.context, "CLIARGS", {"args": ("deploy_dflash.yml",)})
 
-    def run(hosts: dict[str, Any], check_mode: bool = False, **args: Any) -> tuple[dict[str, Any], list[str]]:
+    def run(
+        hosts: dict[str, Any], check_mode: bool = False, gone: str = "", **args: Any
+    ) -> tuple[dict[str, Any], list[str]]:
         typed = {"__dflash_plan_inputs": {"report_dir": str(tmp_path)}}
         hostvars = {name: {**typed, **seen} for name, seen in hosts.items()}
         made = action_stub.plugin(dflash_report.ActionModule, check_mode, **{"started": 1700000000, **args})
         names = list(hosts)
         found = made.run(
-            task_vars={"ansible_play_hosts_all": names, "ansible_play_hosts": names, "hostvars": hostvars}
+            task_vars={
+                "ansible_play_hosts_all": names, "hostvars": hostvars,
+                "ansible_play_hosts": [name for name in names if name != gone],
+            }
         )
         return found, made._display.lines
 
@@ -75,6 +80,21 @@ def test_a_skipped_pin_and_a_host_that_was_never_asked(report):
     found = report({"a": {"__vllm_source_pin": {"skipped": True}}, "b": {"__vllm_source_pin": None}})[0]
     assert {entry["state"] for entry in found["verdict"]["hosts"].values()} == {"not_reached"}
     assert {entry["pin"] for entry in found["verdict"]["hosts"].values()} == {""}
+
+
+def test_a_host_that_left_the_play_is_lost(report):
+    found = report({"a": TODO, "b": TODO, "c": UNCHANGED}, gone="b")[0]
+    states = {name: entry["state"] for name, entry in found["verdict"]["hosts"].items()}
+    assert states == {"a": "not_reached", "b": "lost", "c": "unchanged"}
+    assert (found["causes"], found["code"]) == (["unreachable_or_lost"], 4)
+
+
+@pytest.mark.parametrize(("predict", "state"),
+ [(True, "would_change"), ("yes", "would_change"), (False, "not_reached")])
+def test_a_plan_predicts_without_check_mode(report, predict, state):
+    found = report({"a": TODO}, predict=predict)[0]
+    assert found["verdict"]["hosts"]["a"]["state"] == state
+    assert found["verdict"]["check_mode"] is bool(predict)
 
 
 # ---------------------------------------------------------------- files

@@ -222,13 +222,13 @@ broken line
         ("{0}/srv", ["rw", "noexec"]),
         ("{0}/srv/deep/er", ["rw", "noexec"]),
         ("{0}/srv/my data/d", ["ro"]),
-        ("{0}/service", ["rw", "relatime"]),  # begins alike, is another folder
+        ("{0}/srv2", ["rw", "relatime"]),  # begins alike, is another folder
         ("{0}/over", ["rw", "nosuid"]),  # the later mount lies on top
         ("{0}/link/d", ["rw", "noexec"]),
     ],
 )
 def test_mount_options(files, tmp_path, path, options):
-    for name in ("srv/my data", "service", "over"):
+    for name in ("srv/my data", "srv2", "over"):
         (tmp_path / name).mkdir(parents=True)
     (tmp_path / "link").symlink_to("srv")
     files["/proc/self/mounts"] = MOUNTS.format(tmp_path)

@@ -90,6 +90,7 @@ def test_one_swap_of_neighbours_is_one(text, place):
         ("http_proxy", "", ""),
         ("__dflash_outcome", "", ""),
         ("_dflash_serve_x", "", ""),
+        ("_dflash_root", "", ""),  # one away from ours, but somebody's own
         # known, and what the operator allows
         ("dflash_root", "", ""),
         ("dflash_serve_of_others", "", ""),

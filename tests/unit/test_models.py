@@ -93,7 +93,7 @@ def test_other_content_has_another_revision(model, act):
     if act == "byte":
         weights.write_bytes(b"\0\1\2\4")
     elif act == "renamed":
-        weights.rename(model / "weights.safetensors")
+        weights.rename(model / "model2.safetensors")  # the order stays
     elif act == "added":
         (model / "empty").write_text("")
     elif act == "removed":

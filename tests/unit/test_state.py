@@ -55,7 +55,7 @@ class Host:
         self.root, self.inputs = root, {**INPUTS, "dflash_root": str(root)}
         self.pin, self.canary, self.prompts = dict(PIN), dict(CANARY), [dict(item) for item in PROMPTS]
         self.identity = {"machine_id": "m", "driver": "580.1", "gpus": ["GPU-1"]}
-        self.healthy = True
+        self.healthy, self.python = True, dict(PYTHON)
         self.layer, self.release = root / "layers" / LAYER, root / "releases" / RELEASE
         self.models = {}
         for role, folder in (("target", "target"), ("drafter", "drafter_full")):
@@ -125,9 +125,9 @@ class Host:
 def one(tmp_path, monkeypatch):
     root = tmp_path / "d"
     monkeypatch.setattr(deployment.launch, "SOCKET_BASE_MAX", 200)  # a test's folder may be long
-    monkeypatch.setattr(host, "python", lambda _name, _account: dict(PYTHON))
     found = Host(root, tmp_path / "controller")
     monkeypatch.setattr(host, "identity", lambda: dict(found.identity))
+    monkeypatch.setattr(host, "python", lambda _name, _account: dict(found.python))
     monkeypatch.setattr(http, "healthy", lambda *_address: found.healthy)
     return found
 
@@ -180,6 +180,7 @@ CASES = [
     # ---- bytes: the release is not whole, or another one is wanted
     ("another pin", lambda o: o.pin.update(commit="b" * 40), "todo", "no release of build"),
     ("another layer", lambda o: o.inputs.update(vllm_release_exclude=["x"]), "todo", "no release of build"),
+    ("a newer Python", lambda o: o.python.update(version="3.11.9"), "todo", "no release of build"),
     ("release gone", lambda o: (o.release / "manifest.json").unlink(), "todo", "no release of build"),
     ("release renamed", lambda o: o.release.rename(o.release.with_name("3" * 16)), "todo", "no release of build"),
     ("layer interrupted", lambda o: (o.layer / "manifest.json").unlink(), "todo", "layer %s has no manifest" % LAYER),
@@ -232,6 +233,7 @@ CASES = [
     ("accepted unknown", lambda o: o.inputs.update(dflash_accept_unknown=["x.y"]), "rejudge", "floors or prompts of"),
     # ---- nothing of these makes work
     ("new timeout", lambda o: o.inputs.update(dflash_serve_stop_timeout=5), "unchanged", ""),
+    ("a newer glibc", lambda o: o.python.update(glibc="2.41"), "unchanged", ""),
     ("another controller path", lambda o: o.models["target"].update(path="/x", stat={}), "unchanged", ""),
     ("a cache of Python's", lambda o: place(o.release / SITE / "vllm/__pycache__/core.pyc", ""), "unchanged", ""),
 ]

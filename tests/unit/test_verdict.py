@@ -47,6 +47,12 @@ def entry(seen: dict[str, Any], predict: bool = False) -> dict[str, Any]:
         ({"state": state("todo")}, True, "would_change"),
         ({"state": state("restart")}, True, "would_change"),
         ({"state": state("rejudge")}, True, "would_change"),
+        # left the play on the way: nobody knows what became of it, unless there was nothing to do
+        ({"state": state("todo"), "lost": True}, False, "lost"),
+        ({"state": state("todo"), "lost": True}, True, "lost"),
+        ({"lost": True}, False, "lost"),
+        ({"state": state("unchanged"), "lost": True}, False, "unchanged"),
+        ({"state": state("todo"), "lost": True, "outcome": {"state": "proven"}}, False, "proven"),
         # what a role says counts before all else
         *[({"state": state("todo"), "outcome": {"state": word}}, False, word) for word in vocabulary.HOST_STATES],
         ({"state": state("unchanged"), "outcome": {"state": "refused"}}, True, "refused"),
@@ -234,8 +240,10 @@ def test_recap_of_a_roll_back():
     covered = settle([make("capability.layer_offset.v1", "unknown"), GOOD])
     outcome = {
         "state": "rolled_back", "serves": OTHER, "reason": "a required check failed", "fix": "mend it", "changed": True,
-        "checks": [*covered, make("serving.al", "fail", ">= 2", 1.0, hint="low"),
-         make("ext.elf", "fail", level="advisory")],
+        "checks": [
+            *covered, make("serving.al", "fail", ">= 2", 1.0, hint="low"), make("ext.elf", "fail", level="advisory"),
+            make("capability.swa.mixed.v1", "unknown", level="advisory"), make("serving.text", "unknown", hint="ask"),
+        ],
     }
     lines = recap({"state": state(), "outcome": outcome})
     assert lines[0] == "run failed, 1 of 1 hosts changed"
@@ -244,6 +252,7 @@ def test_recap_of_a_roll_back():
         "  because: why",
         "  reason: a required check failed",
         "  serving.al fail: expected >= 2, found 1.0. low",
+        "  serving.text unknown. ask",
         "  settled by behaviour, not by code: capability.layer_offset.v1",
         "  serves again: deployment " + OTHER,
         "  fix: mend it",
