@@ -105,6 +105,7 @@ class ActionModule(ActionBase):
             "target": target,
             "drafter": drafter,
             "canary": canary,
+            "notes": inputs.notes(values, declared),
             "prompts": self._items(os.path.join(base, prompts)) if prompts else canary["items"],
             "pair_is_canary": bool(target["revision"])
             and target["revision"] == canary["target"]["revision"]

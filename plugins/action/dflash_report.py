@@ -50,6 +50,7 @@ class ActionModule(ActionBase):
             }
             seen["lost"] = name not in task_vars["ansible_play_hosts"]
             seen["pin"] = (seen["pin"] or {}).get("pin")
+            seen["notes"] = plain((seen_by.get("__dflash_plan_inputs") or {}).get("notes") or [])
             entries[str(name)] = verdict.host_entry(seen, predict)
             typed = seen_by.get("__dflash_plan_inputs") or {}
             report_dir = report_dir or str(typed.get("report_dir") or "")

@@ -13,6 +13,9 @@ import os
 import re
 from typing import Any, Dict, Iterable, List, Mapping, Sequence, Tuple
 
+from ansible_collections.dflash.fleet.plugins.module_utils import vocabulary
+from ansible_collections.dflash.fleet.plugins.module_utils.checks import base_id
+
 Option = Mapping[str, Any]
 
 TRUE, FALSE = ("true", "yes", "on", "1"), ("false", "no", "off", "0")
@@ -245,6 +248,11 @@ def combinations(values: Mapping[str, Any]) -> List[str]:
     for name in ("vllm_source_repo", "vllm_source_ref", "vllm_toolchain_python", "dflash_service_user"):
         if not values[name].strip() or values[name].startswith("-"):
             errors.append("%s must not be empty or begin with a dash" % name)
+    for check in values["dflash_accept_unknown"]:
+        if base_id(check) not in vocabulary.CHECKS:
+            guess = nearest(base_id(check), vocabulary.CHECKS)
+            errors.append("dflash_accept_unknown has %s, which is no check id%s" % (
+                check, ": did you mean %s?" % guess if guess else "; docs/checks.md lists them"))
     for name, value in values["dflash_serve_environment"].items():
         if not isinstance(value, (str, int, float)) or isinstance(value, bool):
             errors.append("dflash_serve_environment.%s must be text, not %r" % (name, value))
@@ -255,6 +263,20 @@ def combinations(values: Mapping[str, Any]) -> List[str]:
         ):
             errors.append("dflash_rollout_serial has %r; its items are counts or percentages above 0" % (step,))
     return errors
+
+
+def notes(values: Mapping[str, Any], declared: Mapping[str, Option]) -> List[str]:
+    """What the operator took upon himself, one line each: lowered floors, accepted unknowns, an open address."""
+    out = []
+    for name in ("dflash_accept_floor", "dflash_accept_min_drafts", "dflash_accept_canary_floor",
+                 "dflash_accept_canary_min_drafts"):
+        if values[name] < declared[name]["default"]:
+            out.append("%s is lowered to %s (default %s)" % (name, values[name], declared[name]["default"]))
+    if values["dflash_accept_unknown"]:
+        out.append("unknown is accepted for %s" % ", ".join(values["dflash_accept_unknown"]))
+    if values["dflash_serve_allow_open_address"] and not values["dflash_serve_api_key_file"]:
+        out.append("dflash_serve_allow_open_address: anybody who reaches the port is answered")
+    return out
 
 
 def merge(declared: Mapping[str, Option], given: Mapping[str, Any]) -> Tuple[Dict[str, Any], List[str]]:

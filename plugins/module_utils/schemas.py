@@ -157,6 +157,7 @@ VERDICT: Dict[str, Any] = {
                     "checks": CHECKS,
                     "reason": TEXT,
                     "fix": TEXT,
+                    "notes": {"type": "array", "items": TEXT},
                     "causes": {"type": "array", "items": TEXT},
                 },
             },

@@ -14,7 +14,7 @@ def host_entry(seen: Mapping[str, Any], predict: bool) -> Dict[str, Any]:
 
     ``seen`` is ``{pin, state, verify, outcome}``: the results of ``vllm_pin``, ``dflash_state`` and
     ``vllm_build_assert``, and the outcome that a role set; each may be missing.  ``lost`` is true for a host
-    that was reached and then left the play.
+    that was reached and then left the play; ``notes`` are what the operator took upon himself.
     """
     pin = seen.get("pin") or {}
     state = seen.get("state") or {}
@@ -57,6 +57,7 @@ def host_entry(seen: Mapping[str, Any], predict: bool) -> Dict[str, Any]:
         "phase": str(outcome.get("phase") or ""),
         "causes": [item["text"] for item in state.get("causes") or []],
         "serves": str(outcome.get("serves") or (state.get("current") if word != "stopped" else "") or ""),
+        "notes": list(seen.get("notes") or []),
         "changed": bool(outcome.get("changed")),
     }
 
@@ -104,10 +105,8 @@ def _al(value: Optional[float]) -> str:
 
 def recap(verdict: Mapping[str, Any], path: str, resume: str) -> List[str]:
     """Lines for a terminal: one a host, then what stands against it, then the next command."""
-    lines = [
-        "run %s, %d of %d hosts changed%s"
-        % (verdict["state"], verdict["changed"], len(verdict["hosts"]), ", prediction only" if verdict["check_mode"] else "")
-    ]
+    only = ", prediction only" if verdict["check_mode"] else ""
+    lines = ["run %s, %d of %d hosts changed%s" % (verdict["state"], verdict["changed"], len(verdict["hosts"]), only)]
     for name, entry in sorted(verdict["hosts"].items()):
         line = "%-16s %-12s AL %s" % (name, entry["state"], _al(entry["acceptance_length"]))
         if entry["per_position"]:
@@ -130,6 +129,7 @@ def recap(verdict: Mapping[str, Any], path: str, resume: str) -> List[str]:
             lines.append("  " + ", ".join(ids))
         for text in entry["causes"] if entry["state"] != "unchanged" else []:
             lines.append("  because: " + text)
+        lines.extend("  note: " + text for text in entry["notes"])
         if entry["reason"]:
             lines.append("  reason: " + entry["reason"])
         for item in checks.blocking(entry["checks"], ()):

@@ -66,6 +66,11 @@ prompts:
   type: list
   elements: dict
   returned: success
+notes:
+  description: What the operator took upon himself (lowered floors, accepted unknowns), for the recap.
+  type: list
+  elements: str
+  returned: success
 pair_is_canary:
   description: Whether the instance's pair is the canary pair itself.
   type: bool
