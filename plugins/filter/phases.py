@@ -13,8 +13,8 @@ VISITED: Dict[str, List[str]] = {
     "preflight": ["dflash_todo", "dflash_restart"],
     "build": ["dflash_builder"],
     "distribute": ["dflash_todo"],
-    "prove_build": ["dflash_todo"],
-    "roll_out": ["dflash_todo", "dflash_restart", "dflash_rejudge"],
+    "prove_build": ["dflash_todo", "dflash_reprove"],
+    "roll_out": ["dflash_todo", "dflash_reprove", "dflash_restart", "dflash_rejudge"],
 }
 
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 from typing import Any, Dict, Iterable, List, Optional
 
 from ansible_collections.dflash.fleet.plugins.module_utils import vocabulary
+from ansible_collections.dflash.fleet.plugins.module_utils.files import short_hash
 
 Check = Dict[str, Any]
 
@@ -14,6 +15,13 @@ Check = Dict[str, Any]
 def base_id(check_id: str) -> str:
     """The id without its object: ``ext.import:vllm._C`` is ``ext.import``."""
     return check_id.split(":", 1)[0]
+
+
+def version() -> str:
+    """Hash of the checks that exist and when each is required: a proof by other checks does not stand for these."""
+    rules = {name: [entry["stage"], entry["required_when"], entry.get("covered_by", "")]
+             for name, entry in vocabulary.CHECKS.items()}
+    return short_hash(rules)
 
 
 def make(

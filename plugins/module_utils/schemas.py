@@ -122,6 +122,7 @@ PROOF: Dict[str, Any] = {
                            "gpus": {"type": "array", "items": TEXT}},
         },
         "judged": {"type": "string"},
+        "checks_version": {"type": "string"},
         "acceptance": {"type": "object"},
         "accepted_unknown": {"type": "array", "items": TEXT},
         "proven_at": TEXT,

@@ -30,6 +30,7 @@ from ansible_collections.dflash.fleet.plugins.module_utils.files import read_jso
 #: Cause kinds by the group they lead to; the first group with a cause wins.
 GROUPS: Tuple[Tuple[str, Tuple[str, ...]], ...] = (
     ("todo", ("inputs", "bytes")),
+    ("reprove", ("build_proof",)),
     ("restart", ("process",)),
     ("rejudge", ("proof",)),
 )
@@ -159,11 +160,8 @@ def assess(
     if answer["release"]:
         answer["deployment_id"], answer["rendered"] = wanted(inputs, instance, answer["release"], pair_of, pair)
         causes += _inputs(answer, instance, staged)
-    if not causes and not (answer["proof"] or {}).get("ok"):
-        # Without a proof nothing is known of the build either: prove it all again.
-        causes.append(cause("inputs", "the deployment is not proven"))
     if not causes:
-        causes += _process(answer, inputs)
+        causes += _build_proof(answer) + _process(answer, inputs)
     if not causes:
         causes += _proof(answer)
     answer["has_release"] = bool(answer["release"]) and not any(item["kind"] == "bytes" for item in causes)
@@ -220,6 +218,16 @@ def _inputs(answer: Dict[str, Any], instance: Instance, staged: Mapping[str, Any
         if not same:
             found.append(cause("inputs", "files of the %s were changed on the host" % role))
     return found
+
+
+def _build_proof(answer: Mapping[str, Any]) -> List[Dict[str, str]]:
+    """Without a proof, or by one of other checks than today's, nothing is known of the build: prove it again."""
+    proof = answer["proof"] or {}
+    if not proof.get("ok"):
+        return [cause("build_proof", "the deployment is not proven")]
+    if proof.get("checks_version") != checks.version():
+        return [cause("build_proof", "the proof was made by other checks than today's")]
+    return []
 
 
 def _process(answer: Dict[str, Any], inputs: Mapping[str, Any]) -> List[Dict[str, str]]:

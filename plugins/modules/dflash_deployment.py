@@ -167,7 +167,7 @@ def prove(instance: deployment.Instance, given: Dict[str, Any], write: bool) -> 
     found = checks.settle(kept + given["checks"])
     outcome = checks.result(found, given["accept_unknown"])
     proof = {
-        "schema": 1, "ok": outcome["ok"], "checks": found,
+        "schema": 1, "ok": outcome["ok"], "checks": found, "checks_version": checks.version(),
         "binds": dict(host.identity(), release_id=given["release"]["release_id"], deployment_id=given["deployment"]),
         "judged": given["judged"] or before.get("judged", ""), "acceptance": given["acceptance"],
         "accepted_unknown": given["accept_unknown"], "proven_at": deployment.now(),

@@ -16,7 +16,7 @@ description:
     host, file by file (sizes, times, inodes of everything, hashes of vLLM's own files), and names every cause of a
     difference.
   - Reads only. The groups are V(unchanged), V(rejudge) (the gate must judge again), V(restart) (the process must be
-    started) and V(todo).
+    started), V(reprove) (the build must be proven again) and V(todo).
 extends_documentation_fragment:
   - dflash.fleet.attributes.info
 options:
@@ -63,7 +63,7 @@ EXAMPLES = r"""
 
 RETURN = r"""
 group:
-  description: V(unchanged), V(rejudge), V(restart) or V(todo).
+  description: V(unchanged), V(rejudge), V(restart), V(reprove) or V(todo).
   type: str
   returned: success
 causes:

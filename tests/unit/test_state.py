@@ -13,6 +13,7 @@ import pytest
 
 from ansible_collections.dflash.fleet.plugins.module_utils import (
     accounts,
+    checks,
     deployment,
     host,
     http,
@@ -98,6 +99,7 @@ class Host:
         proof = {
             "schema": 1, "ok": True, "checks": [], "proven_at": "now", "acceptance": {"acceptance_length": 7.5},
             "judged": plan.judged(self.inputs, self.canary, self.prompts),
+            "checks_version": checks.version(),
             "binds": dict(self.identity, release_id=RELEASE, deployment_id=name),
         }
         deployment.prove(self.instance, name, proof)
@@ -212,9 +214,10 @@ CASES = [
     ("a weight file more", lambda o: place(o.model("drafter") / "b", ""), "todo", "files of the drafter were changed"),
     ("model lost", lambda o: o.model("target").rename(o.root / "x"), "todo", "files of the target were changed"),
     ("models.json lost", lambda o: (o.folder / "models.json").unlink(), "todo", "files of the target were changed"),
-    ("missing proof", lambda o: (o.folder / "proof.json").unlink(), "todo", "the deployment is not proven"),
-    ("broken proof", lambda o: (o.folder / "proof.json").write_text("{"), "todo", "the deployment is not proven"),
-    ("failed proof", lambda o: reprove(o, ok=False), "todo", "the deployment is not proven"),
+    ("missing proof", lambda o: (o.folder / "proof.json").unlink(), "reprove", "the deployment is not proven"),
+    ("broken proof", lambda o: (o.folder / "proof.json").write_text("{"), "reprove", "the deployment is not proven"),
+    ("other checks", lambda o: reprove(o, checks_version="0" * 16), "reprove", "the proof was made by other checks"),
+    ("failed proof", lambda o: reprove(o, ok=False), "reprove", "the deployment is not proven"),
     # ---- process: the same, but nobody serves it
     ("never started", lambda o: os.unlink(os.path.join(o.instance.path, "run.json")), "restart", "is not running"),
     ("broken run.json", lambda o: place(Path(o.instance.path, "run.json"), "{"), "restart", "is not running"),
@@ -243,7 +246,7 @@ CASES = [
 def test_each_cause_leads_to_its_group(one, harm, group, text):
     harm(one)
     answer = one.assess()
-    kinds = {"todo": {"bytes", "inputs"}, "restart": {"process"}, "rejudge": {"proof"}, "unchanged": set()}[group]
+    kinds = {"todo": {"bytes", "inputs"}, "reprove": {"build_proof"}, "restart": {"process"}, "rejudge": {"proof"}, "unchanged": set()}[group]
     assert answer["group"] == group, answer["causes"]
     assert {item["kind"] for item in answer["causes"]} <= kinds
     assert bool(answer["causes"]) == bool(text)
@@ -257,7 +260,7 @@ def test_each_cause_leads_to_its_group(one, harm, group, text):
     [
         (["another port", "dead process", "changed driver"], "todo", 1),  # a new start brings its own proof
         (["dead process", "changed driver"], "restart", 1),
-        (["missing proof", "dead process"], "todo", 1),
+        (["missing proof", "dead process"], "reprove", 2),
         (["changed driver", "another GPU", "changed floor"], "rejudge", 3),
         (["a changed byte", "another drafter"], "todo", 2),
         (["a changed byte", "edited serve.yaml", "changed weights"], "todo", 3),
