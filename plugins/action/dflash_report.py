@@ -20,7 +20,7 @@ from ansible_collections.dflash.fleet.plugins.module_utils.errors import DflashE
 from ansible_collections.dflash.fleet.plugins.module_utils.files import switch_link, write_json
 
 #: Control characters of a terminal; what came from a host is printed without them.
-CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
+CONTROL = re.compile(r"[\x00-\x08\x0a-\x1f\x7f-\x9f]")
 
 SEEN = {
     "pin": "__vllm_source_pin",

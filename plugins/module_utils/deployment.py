@@ -12,7 +12,7 @@ import os
 import time
 from typing import Any, Dict, List, Mapping, Optional, Tuple
 
-from ansible_collections.dflash.fleet.plugins.module_utils import ids, launch, schema
+from ansible_collections.dflash.fleet.plugins.module_utils import ids, launch, schema, schemas
 from ansible_collections.dflash.fleet.plugins.module_utils.errors import DflashError
 from ansible_collections.dflash.fleet.plugins.module_utils.files import read_json, switch_link, write_atomic, write_json
 
@@ -40,8 +40,9 @@ class Instance:
             return ""
 
     def proof(self, deployment: str) -> Optional[Dict[str, Any]]:
-        """The proof of a deployment, or None."""
-        return read_json(os.path.join(self.folder(deployment), "proof.json")) if deployment else None
+        """The proof of a deployment, or None where there is none that follows the schema."""
+        found = read_json(os.path.join(self.folder(deployment), "proof.json")) if deployment else None
+        return found if found is not None and not schema.errors(found, schemas.SCHEMAS["proof"]) else None
 
     def proven(self, deployment: str) -> bool:
         """Whether the deployment is there, whole, and was proven once on this host."""
@@ -91,14 +92,17 @@ def serving(instance: Instance, deployment: str) -> Dict[str, Any]:
     staged = read_json(os.path.join(instance.folder(deployment), "models.json")) if deployment else None
     if not isinstance(argv, dict) or not isinstance(staged, dict):
         return {}
-    return {
-        "base_url": argv["base_url"],
-        "served_name": argv["served_name"],
-        "taps": staged["taps"],
-        "k": staged["k"],
-        "target": staged["target"]["revision"],
-        "drafter": staged["drafter"]["revision"],
-    }
+    try:
+        return {
+            "base_url": argv["base_url"],
+            "served_name": argv["served_name"],
+            "taps": staged["taps"],
+            "k": staged["k"],
+            "target": staged["target"]["revision"],
+            "drafter": staged["drafter"]["revision"],
+        }
+    except (KeyError, TypeError):  # edited on the host; it is staged anew
+        return {}
 
 
 def edited(folder: str, rendered: Mapping[str, str]) -> List[str]:
@@ -106,8 +110,8 @@ def edited(folder: str, rendered: Mapping[str, str]) -> List[str]:
     wrong = []
     for name in RENDERED:
         try:
-            with open(os.path.join(folder, name), encoding="utf-8") as handle:
-                same = handle.read() == rendered[name]
+            with open(os.path.join(folder, name), "rb") as handle:
+                same = handle.read() == rendered[name].encode("utf-8")
         except OSError:
             same = False
         if not same:
@@ -150,23 +154,37 @@ def switch(instance: Instance, deployment: str) -> bool:
     What both links were is kept in ``switch.json`` until the proof, so that ``revert`` puts back
     exactly that, also after a killed run.
     """
-    before = instance.pointed("current")
+    before = origin = instance.pointed("current")
     if before == deployment:
         return False
+    older = instance.pointed("previous")
+    record = switched(instance)
+    if record.get("from") == before or (record.get("to") == before and not instance.proven(before)):
+        # A run was killed between its switch and its proof: what both links were before it still counts.
+        origin, older = record.get("from", ""), record.get("previous", "")
     write_json(
         os.path.join(instance.path, "switch.json"),
-        {"from": before, "previous": instance.pointed("previous"), "to": deployment, "at": now()},
+        {"from": origin, "previous": older, "to": deployment, "at": now()},
     )
-    if instance.proven(before):
-        switch_link(os.path.join(instance.path, "previous"), os.path.join("deployments", before))
+    behind = older if origin == deployment else origin
+    if instance.proven(behind):
+        switch_link(os.path.join(instance.path, "previous"), os.path.join("deployments", behind))
+    elif origin == deployment:
+        _unlink(os.path.join(instance.path, "previous"))
     switch_link(os.path.join(instance.path, "current"), os.path.join("deployments", deployment))
     return True
+
+
+def switched(instance: Instance) -> Dict[str, Any]:
+    """The record of a switch that was neither proven nor reverted; empty without one."""
+    record = read_json(os.path.join(instance.path, "switch.json"))
+    return record if isinstance(record, dict) else {}
 
 
 def fallback(instance: Instance) -> str:
     """The deployment to go back to when the current one fails: proven before, and not the current one; or empty."""
     current = instance.pointed("current")
-    record = read_json(os.path.join(instance.path, "switch.json")) or {}
+    record = switched(instance)
     candidates = [record.get("from", "")] if record.get("to") == current else []
     for candidate in candidates + [instance.pointed("previous")]:
         if candidate and candidate != current and instance.proven(candidate):
@@ -182,11 +200,11 @@ def revert(instance: Instance) -> Dict[str, str]:
     """
     failed = instance.pointed("current")
     target = fallback(instance)
-    record = read_json(os.path.join(instance.path, "switch.json")) or {}
+    record = switched(instance)
     if target:
         switch_link(os.path.join(instance.path, "current"), os.path.join("deployments", target))
         older = record.get("previous", "") if record.get("to") == failed else ""
-        if older and older != target and instance.proven(older):
+        if older not in ("", target, failed) and instance.proven(older):
             switch_link(os.path.join(instance.path, "previous"), os.path.join("deployments", older))
         else:
             _unlink(os.path.join(instance.path, "previous"))

@@ -78,5 +78,9 @@ def switch_link(link: str, target: str) -> bool:
     if os.path.lexists(temporary):
         os.unlink(temporary)
     os.symlink(target, temporary)
-    os.replace(temporary, link)
+    try:
+        os.replace(temporary, link)
+    except OSError:
+        os.unlink(temporary)
+        raise
     return True

@@ -156,6 +156,7 @@ def mount_options(path: str) -> List[str]:
 
 def port_holder(address: str, port: int) -> Optional[str]:
     """``"pid N (name)"`` of what holds a TCP port of this host, or None when it can be bound."""
+    address = address.strip("[]")
     family = socket.AF_INET6 if ":" in address else socket.AF_INET
     with socket.socket(family, socket.SOCK_STREAM) as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)

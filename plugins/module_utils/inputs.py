@@ -87,9 +87,11 @@ def unknown_names(
         if name.startswith("_"):
             continue
         ours = any(name.startswith(role + "_") for role in roles)
-        close = min(known, key=lambda other: distance(name, other)) if known else ""
-        if ours or (close and distance(name, close) <= 2):
-            guess = close if close and distance(name, close) <= 2 else nearest(name, known)
+        # Lengths that differ by more than 2 cannot be near; a play has hundreds of names.
+        near = [(distance(name, other), other) for other in known if abs(len(name) - len(other)) <= 2]
+        close = min((pair for pair in near if pair[0] <= 2), default=(0, ""))[1]
+        if ours or close:
+            guess = close or nearest(name, sorted(known))
             text = "unknown variable %s" % name
             if guess:
                 text += ": did you mean %s?" % guess
@@ -103,15 +105,26 @@ def _wrong(name: str, want: str, value: Any) -> ValueError:
     return ValueError("%s must be %s, not %s %r" % (name, want, type(value).__name__, value))
 
 
+def _parsed(value: Any, whole: bool) -> Any:
+    """A number, exact where it is whole; ``"8000.0"`` is whole too."""
+    if whole and not isinstance(value, float):
+        try:
+            return int(value)
+        except ValueError:
+            pass
+    return float(value)
+
+
 def _number(name: str, value: Any, whole: bool) -> Any:
     want = "a whole number" if whole else "a number"
     if isinstance(value, bool) or not isinstance(value, (int, float, str)):
         raise _wrong(name, want, value)
     try:
-        number = float(value)
-    except ValueError:
-        raise _wrong(name, want, value) from None
-    if number != number or (whole and number != int(number)):
+        number = _parsed(value, whole)
+        fits = number == number and (not whole or number == int(number))
+    except (ValueError, OverflowError):
+        fits = False
+    if not fits:
         raise _wrong(name, want, value)
     low, high = RANGES.get(name, (float("-inf"), float("inf")))
     if not low <= number <= high:
@@ -129,7 +142,7 @@ def _structure(name: str, value: Any, want: type) -> Any:
         if text.startswith("[" if want is list else "{"):
             try:
                 parsed = json.loads(text)
-            except ValueError as error:
+            except (ValueError, RecursionError) as error:
                 raise ValueError("%s must be %s; its JSON is broken: %s" % (name, word, error)) from None
             if isinstance(parsed, want):
                 return parsed
@@ -194,7 +207,7 @@ def apply_instance(values: Dict[str, Any], declared: Mapping[str, Option]) -> Tu
         return values, "", ["dflash_instances must name exactly one instance in this version, not %d" % len(instances)]
     name, overrides = next(iter(instances.items()))
     errors: List[str] = []
-    if not re.match(r"^[a-z0-9][a-z0-9_-]{0,15}$", name):
+    if not re.match(r"^[a-z0-9][a-z0-9_-]{0,15}\Z", name):
         errors.append("instance name %r must be at most 16 of a-z, 0-9, - and _" % name)
     if not isinstance(overrides, dict):
         return values, name, errors + ["dflash_instances.%s must be a mapping of variables" % name]
@@ -257,10 +270,7 @@ def combinations(values: Mapping[str, Any]) -> List[str]:
         if not isinstance(value, (str, int, float)) or isinstance(value, bool):
             errors.append("dflash_serve_environment.%s must be text, not %r" % (name, value))
     for step in values["dflash_rollout_serial"]:
-        text = str(step)
-        if not (text.isdigit() and int(text) > 0) and not (
-            text.endswith("%") and text[:-1].isdigit() and int(text[:-1])
-        ):
+        if not re.match(r"0*[1-9][0-9]*%?\Z", str(step)):
             errors.append("dflash_rollout_serial has %r; its items are counts or percentages above 0" % (step,))
     return errors
 

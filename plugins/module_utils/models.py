@@ -5,6 +5,7 @@
 from __future__ import annotations
 
 import os
+import stat
 from typing import Any, Dict, List, Optional
 
 from ansible_collections.dflash.fleet.plugins.module_utils.errors import DflashError
@@ -24,7 +25,11 @@ def listing(path: str) -> Dict[str, List[int]]:
             "there is no model folder", path, "check the path in dflash_models_target or dflash_models_drafter"
         )
     found: Dict[str, List[int]] = {}
-    for base, folders, files in os.walk(path, followlinks=True):
+
+    def unreadable(error: OSError) -> None:
+        raise DflashError("a folder of the model cannot be read: %s" % error.strerror, error.filename) from error
+
+    for base, folders, files in os.walk(path, onerror=unreadable, followlinks=True):
         folders[:] = sorted(name for name in folders if name not in IGNORED)
         for name in sorted(files):
             full = os.path.join(base, name)
@@ -32,6 +37,8 @@ def listing(path: str) -> Dict[str, List[int]]:
                 info = os.stat(full)
             except OSError as error:
                 raise DflashError("a file of the model cannot be read: %s" % error.strerror, full) from error
+            if not stat.S_ISREG(info.st_mode):
+                raise DflashError("a model holds files and folders only", full, "remove it")
             found[os.path.relpath(full, path)] = [info.st_size, info.st_mtime_ns, info.st_ino]
     return found
 
@@ -56,20 +63,20 @@ def describe(path: str, name: str = "", known: Optional[Dict[str, Any]] = None) 
     inodes are the same, its revision is taken over and nothing is read.
     """
     path = os.path.abspath(path)
-    stat = listing(path)
+    seen = listing(path)
     model_config = config(path)
-    if known and known.get("stat") == stat and known.get("path") == path and known.get("revision"):
+    if known and known.get("stat") == seen and known.get("path") == path and known.get("revision"):
         revision = known["revision"]
     else:
         try:
-            revision = short_hash([[item, sha256_file(os.path.join(path, item))] for item in sorted(stat)])
+            revision = short_hash([[item, sha256_file(os.path.join(path, item))] for item in sorted(seen)])
         except OSError as error:
             raise DflashError("a file of the model cannot be read: %s" % error.strerror, error.filename) from error
     return {
         "name": name or os.path.basename(path),
         "path": path,
         "revision": revision,
-        "stat": stat,
+        "stat": seen,
         "config": model_config,
     }
 

@@ -77,6 +77,9 @@ def root_problem(root: str) -> str:
     parent = host.existing_parent(root)
     if os.path.islink(root):
         return "%s is a symbolic link" % root
+    blocked = [folder for folder in _parents(root) if os.path.lexists(folder) and not os.path.isdir(folder)]
+    if blocked:
+        return "%s is not a folder" % blocked[0]
     if parent == root:
         owner = os.stat(root).st_uid
         if owner != os.geteuid():

@@ -66,10 +66,10 @@ def start_ticks(pid: int) -> Optional[int]:
 
 def alive(pid: Optional[int], ticks: Optional[int], boot: Optional[str]) -> bool:
     """Does exactly this process live?  A reused pid, a zombie and another boot all mean no."""
-    if not pid or ticks is None or boot != boot_id():
+    if not isinstance(pid, int) or not isinstance(ticks, int) or pid <= 0 or boot != boot_id():
         return False
-    found = stat(int(pid))
-    return found is not None and found.state not in ("Z", "X", "x") and found.start_ticks == int(ticks)
+    found = stat(pid)
+    return found is not None and found.state not in ("Z", "X", "x") and found.start_ticks == ticks
 
 
 def age(pid: int) -> Optional[float]:

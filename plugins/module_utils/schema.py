@@ -36,7 +36,14 @@ _TYPES: Dict[str, Any] = {
 def _is(value: Any, name: str) -> bool:
     if name in ("integer", "number") and isinstance(value, bool):
         return False
+    if name == "integer" and isinstance(value, float):
+        return value.is_integer()
     return isinstance(value, _TYPES[name])
+
+
+def _among(value: Any, allowed: List[Any]) -> bool:
+    """Membership as JSON has it: true is not 1."""
+    return any(item == value and isinstance(item, bool) == isinstance(value, bool) for item in allowed)
 
 
 def errors(value: Any, schema: Dict[str, Any], path: str = "$") -> List[str]:
@@ -53,7 +60,7 @@ def errors(value: Any, schema: Dict[str, Any], path: str = "$") -> List[str]:
         if sum(1 for found_in in tries if not found_in) != 1:
             nearest = sorted(tries, key=len)[0]
             found.extend(nearest or ["%s matches more than one form" % path])
-    if "enum" in schema and value not in schema["enum"]:
+    if "enum" in schema and not _among(value, schema["enum"]):
         found.append("%s is %r, not one of %s" % (path, value, ", ".join(map(str, schema["enum"]))))
     if "type" in schema:
         names = schema["type"] if isinstance(schema["type"], list) else [schema["type"]]

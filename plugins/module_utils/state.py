@@ -113,7 +113,10 @@ def assess(
     instance = Instance(root, instance_name)
     current = instance.pointed("current")
     staged = read_json(os.path.join(instance.folder(current), "models.json")) if current else None
-    staged = staged if isinstance(staged, dict) else {}
+    staged = {
+        key: value for key, value in _mapping(staged).items()
+        if key not in ("target", "drafter") or isinstance(value, dict)
+    }
     python = ask_python(inputs["vllm_toolchain_python"], inputs["dflash_service_user"])
     spec = plan.build_spec(inputs, pin, python)
     build_id = ids.build_id(spec)
@@ -150,7 +153,7 @@ def assess(
         "rendered": None,
         "judged": plan.judged(inputs, canary, prompts),
         "host": host.identity(),
-        "process": read_json(os.path.join(instance.path, "run.json")) or {},
+        "process": _mapping(read_json(os.path.join(instance.path, "run.json"))),
         "free_port": host.free_port(),
         "serving": serving(instance, current),
         "last_good": 0.0,
@@ -168,6 +171,10 @@ def assess(
     answer["causes"] = causes
     answer["group"] = next((group for group, kinds in GROUPS if any(c["kind"] in kinds for c in causes)), "unchanged")
     return answer
+
+
+def _mapping(value: Any) -> Dict[str, Any]:
+    return value if isinstance(value, dict) else {}
 
 
 def _last_good(answer: Mapping[str, Any], staged: Mapping[str, Any]) -> float:

@@ -72,6 +72,8 @@ def exit_causes(hosts: Mapping[str, Mapping[str, Any]]) -> List[str]:
             found.add("input")
         elif entry["state"] not in vocabulary.OK_HOST_STATES and entry["state"] != "not_reached":
             found.add("gate_or_build")
+    if not found and not (hosts and all(entry["state"] in vocabulary.OK_HOST_STATES for entry in hosts.values())):
+        found.add("gate_or_build")  # nobody says why, but not every host is well
     return sorted(found)
 
 

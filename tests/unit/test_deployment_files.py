@@ -17,6 +17,12 @@ from ansible_collections.dflash.fleet.plugins.module_utils.files import read_jso
 TEXTS = {"serve.yaml": "port: 1\n", "argv.json": "{}\n"}
 
 
+PROOF: dict[str, Any] = {
+    "schema": 1, "ok": True, "checks": [], "judged": "", "acceptance": {}, "proven_at": "now",
+    "binds": {"release_id": "", "deployment_id": "", "machine_id": "m", "driver": "", "gpus": []},
+}
+
+
 class Killed(Exception):
     """The run ends here."""
 
@@ -33,7 +39,7 @@ def stage(instance: Instance, write: bool = True) -> bool:
 def passed(instance: Instance) -> str:
     """The deployment is staged and has a proof; its folder."""
     stage(instance)
-    write_json(instance.folder("A") + "/proof.json", {"ok": True})
+    write_json(instance.folder("A") + "/proof.json", PROOF)
     return instance.folder("A")
 
 
@@ -48,7 +54,7 @@ def test_staging_writes_once(instance):
     assert read_json(folder + "/models.json") == {"k": 7}
     assert os.readlink(folder + "/release") == os.path.join(instance.root, "releases", "r")
     assert stage(instance) is False
-    assert instance.proof("A") == {"ok": True}
+    assert instance.proof("A") == PROOF
 
 
 @pytest.mark.parametrize("gone", [True, False])

@@ -52,7 +52,8 @@ GOOD: dict[str, list[dict[str, Any]]] = {
 
 
 # ---------------------------------------------------------------- the library agrees
-ODD = st.sampled_from([None, "", "x", "A" * 40, "a" * 39, ID + "\n", SHA, 0, 2, -1, 0.5, [], [0], ["x"], {}, {"a": 1}])
+ODD = st.sampled_from([None, True, False, 1.0, 1, "", "x", "A" * 40, "a" * 39, ID + "\n", SHA, 0, 2, -1, 0.5, [], [0],
+ ["x"], {}, {"a": 1}])
 
 
 @st.composite

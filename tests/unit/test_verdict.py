@@ -143,7 +143,8 @@ def host(word: str, phase: str = "") -> dict[str, Any]:
 
 
 OF_STATE = {
-    "unchanged": [], "would_change": [], "proven": [], "removed": [], "not_reached": [], "degraded": ["gate_or_build"],
+    "unchanged": [], "would_change": [], "proven": [], "removed": [], "not_reached": ["gate_or_build"],
+    "degraded": ["gate_or_build"],
     "rolled_back": ["gate_or_build"], "refused": ["gate_or_build"], "stopped": ["gate_or_build"],
     "unreachable": ["unreachable_or_lost"], "lost": ["unreachable_or_lost"],
 }
