@@ -10,7 +10,6 @@ import json
 import os
 import shutil
 import subprocess
-import sysconfig
 import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -55,12 +54,15 @@ def right() -> Iterator[Path]:
     root = Path(tempfile.mkdtemp(prefix="dflash-proof-", dir="/var/tmp"))
     os.chmod(root, 0o755)
     python = child.any_python(None)
-    name = subprocess.run(
-        [python, "-I", "-c", "import sys; print('python%d.%d' % sys.version_info[:2])"],
+    # Of the interpreter that will load it, which a virtual environment's own folders do not tell.
+    said = subprocess.run(
+        [python, "-I", "-c", "import sys, sysconfig; print('python%d.%d' % sys.version_info[:2]);"
+         "print(sysconfig.get_config_var('DESTSHARED'))"],
         check=True,
         capture_output=True,
         text=True,
-    ).stdout.strip()
+    ).stdout.split("\n")
+    name, libraries = said[:2]
     layer, release = root / "layers" / "lay", root / "releases" / "rel"
     deps, site = (folder / "venv" / "lib" / name / "site-packages" for folder in (layer, release))
     (deps / "torch").mkdir(parents=True)
@@ -76,7 +78,7 @@ def right() -> Iterator[Path]:
     (package / "platforms" / "cpu.py").write_text(
         "class CpuPlatform:\n    @classmethod\n    def import_kernels(cls):\n        import vllm._C_AVX2\n"
     )
-    library = next(path for path in sorted(Path(sysconfig.get_path("platstdlib"), "lib-dynload").glob("*.so")))
+    library = next(path for path in sorted(Path(libraries).glob("*.so")))
     for variant in ("_C", "_C_AVX2"):
         shutil.copy(library, package / (variant + ".abi3.so"))
     (site / "layer.pth").write_text("import site; site.addsitedir(%r)\n" % str(deps))
