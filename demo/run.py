@@ -17,8 +17,10 @@ import argparse
 import json
 import os
 import pathlib
+import signal
 import subprocess
 import sys
+import time
 
 REPO = pathlib.Path(__file__).resolve().parent.parent
 SERIES = ["demo/series/0001-cpu-slot-mapping.patch", "demo/series/0002-cpu-expand-sampling.patch"]
@@ -69,6 +71,22 @@ def broken(name: str) -> int:
     return 0 if state in ("refused", "rolled_back") else 1
 
 
+def end_supervisor(root: str) -> None:
+    """End the service manager that the demo started below its root; under systemd there is none."""
+    try:
+        pid = int((pathlib.Path(root) / "run" / "supervisord.pid").read_text(encoding="ascii"))
+        command = pathlib.Path(f"/proc/{pid}/cmdline").read_bytes().decode(errors="replace")
+        if f"{root}/" not in command or "supervisord" not in command:
+            return
+        os.kill(pid, signal.SIGTERM)
+        for _ in range(100):
+            if not pathlib.Path(f"/proc/{pid}").exists():
+                return
+            time.sleep(0.1)
+    except (OSError, ValueError):
+        return
+
+
 def main() -> int:
     """Prepare, run, return the exit code."""
     parser = argparse.ArgumentParser(description="Run the demo on this machine.")
@@ -81,6 +99,7 @@ def main() -> int:
     root = demo_root()
     if args.down:
         code = playbook("demo/down.yml")
+        end_supervisor(root)
         print(f"demo: stopped. To forget everything it made: rm -rf {root} {root}-demo", flush=True)
         return code
     code = subprocess.call([sys.executable, "demo/source.py", f"{root}-demo/vllm.git"], cwd=REPO)

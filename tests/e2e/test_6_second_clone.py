@@ -74,3 +74,5 @@ def test_down_leaves_no_process(second: harness.Clone) -> None:
     """The server of the clone is stopped with all its children, and nobody else's."""
     assert second.tool("python", "demo/run.py", "--down").code == 0
     assert harness.members(second) == []
+    left = subprocess.run(["pgrep", "-af", second.root + "/"], capture_output=True, text=True, check=False).stdout
+    assert left == "", left
