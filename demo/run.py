@@ -44,14 +44,20 @@ def demo_root() -> str:
 
 
 def playbook(name: str, *extra: str) -> int:
-    """Run a playbook over the local inventory in this terminal."""
-    return subprocess.call(["ansible-playbook", name, "-i", "inventory", *extra], cwd=REPO)
+    """Run a playbook over the local inventory in this terminal; a TERM to this process reaches it too."""
+    with subprocess.Popen(["ansible-playbook", name, "-i", "inventory", *extra], cwd=REPO) as child:
+        signal.signal(signal.SIGTERM, lambda number, _frame: child.send_signal(number))
+        while True:
+            try:
+                return child.wait()
+            except KeyboardInterrupt:
+                continue  # the terminal told the child too; its end decides
 
 
-def verdict_state() -> str:
-    """State of localhost in the newest verdict."""
-    path = REPO / "runs" / "latest" / "verdict.json"
-    return str(json.loads(path.read_text(encoding="utf-8"))["hosts"]["localhost"]["state"])
+def newest() -> str:
+    """Name of the newest run, empty before the first."""
+    latest = REPO / "runs" / "latest"
+    return os.readlink(latest) if latest.is_symlink() else ""
 
 
 def broken(name: str) -> int:
@@ -62,13 +68,21 @@ def broken(name: str) -> int:
         "demo_break": name,
     }
     (REPO / ".demo").mkdir(exist_ok=True)
+    before = newest()
     code = playbook("demo/break.yml", "-e", json.dumps(extra))
     if code == 0:
         print(f"demo: the fault {name} was NOT noticed", flush=True)
         return 1
-    state = verdict_state()
-    print(f"demo: the candidate with the fault {name} is {state}; `make demo` shows what serves", flush=True)
-    return 0 if state in ("refused", "rolled_back") else 1
+    if newest() == before:
+        print("demo: the run ended before its verdict, so nothing is known of the fault", flush=True)
+        return 1
+    verdict = json.loads((REPO / "runs" / "latest" / "verdict.json").read_text(encoding="utf-8"))
+    host = verdict["hosts"]["localhost"]
+    if host["state"] not in ("refused", "rolled_back") or host["phase"] not in ("prove_build", "roll_out"):
+        print(f"demo: the run failed for another reason (state {host['state']}): {host['reason']}", flush=True)
+        return 1
+    print(f"demo: the candidate with the fault {name} is {host['state']}; `make demo` shows what serves", flush=True)
+    return 0
 
 
 def end_supervisor(root: str) -> None:

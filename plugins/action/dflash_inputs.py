@@ -7,13 +7,14 @@ from __future__ import annotations
 import glob
 import json
 import os
+import time
 from typing import Any, Dict
 
 from ansible import constants, context
 from ansible.errors import AnsibleError
 from ansible.plugins.action import ActionBase
 
-from ansible_collections.dflash.fleet.plugins.module_utils import inputs, models
+from ansible_collections.dflash.fleet.plugins.module_utils import host, inputs, models, process
 from ansible_collections.dflash.fleet.plugins.module_utils.errors import DflashError
 from ansible_collections.dflash.fleet.plugins.module_utils.files import read_json, short_hash, write_json
 
@@ -105,6 +106,9 @@ class ActionModule(ActionBase):
             "target": target,
             "drafter": drafter,
             "canary": canary,
+            "started": time.time(),
+            # Tasks run in children of the one process that is this run.
+            "run": dict(process.identity(os.getppid()) or {}, machine_id=host.machine_id()),
             "notes": inputs.notes(values, declared),
             "prompts": self._items(os.path.join(base, prompts)) if prompts else canary["items"],
             "pair_is_canary": bool(target["revision"])

@@ -43,6 +43,7 @@ class ActionModule(ActionBase):
         entries = {}
         predict = self._task.check_mode or boolean(self._task.args.get("predict", False))
         report_dir = ""
+        starts = [time.time()]
         for name in task_vars["ansible_play_hosts_all"]:
             seen_by = task_vars["hostvars"][name]
             seen = {
@@ -53,8 +54,9 @@ class ActionModule(ActionBase):
             seen["notes"] = plain((seen_by.get("__dflash_plan_inputs") or {}).get("notes") or [])
             entries[str(name)] = verdict.host_entry(seen, predict)
             typed = seen_by.get("__dflash_plan_inputs") or {}
+            starts.append(float(typed.get("started") or time.time()))
             report_dir = report_dir or str(typed.get("report_dir") or "")
-        started = float(self._task.args.get("started") or time.time())
+        started = min(starts)
         outcome = verdict.build(entries, predict, self._utc(started), self._utc(time.time()))
         try:
             path = self._write(outcome, report_dir or os.path.join(os.getcwd(), "runs"), started)

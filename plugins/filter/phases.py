@@ -50,9 +50,14 @@ def against(found: List[Dict[str, Any]], accept_unknown: Sequence[str] = ()) -> 
     return [checks.sentence(item) for item in checks.blocking(found, accept_unknown, may_be_covered=True)]
 
 
+def against_ids(found: List[Dict[str, Any]]) -> List[str]:
+    """Ids of the required checks that stand against a result."""
+    return [item["id"] for item in checks.blocking(found)]
+
+
 class FilterModule:
     """Filters of dflash.fleet."""
 
     def filters(self) -> Dict[str, Callable[..., Any]]:
         """Name to function."""
-        return {"phase_hosts": phase_hosts, "builders": builders, "against": against}
+        return {"phase_hosts": phase_hosts, "builders": builders, "against": against, "against_ids": against_ids}

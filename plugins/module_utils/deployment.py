@@ -8,11 +8,12 @@ configuration and models too.
 
 from __future__ import annotations
 
+import fcntl
 import os
 import time
 from typing import Any, Dict, List, Mapping, Optional, Tuple
 
-from ansible_collections.dflash.fleet.plugins.module_utils import ids, launch, schema, schemas
+from ansible_collections.dflash.fleet.plugins.module_utils import ids, launch, process, schema, schemas
 from ansible_collections.dflash.fleet.plugins.module_utils.errors import DflashError
 from ansible_collections.dflash.fleet.plugins.module_utils.files import read_json, switch_link, write_atomic, write_json
 
@@ -148,6 +149,47 @@ def stage(
     return changed
 
 
+#: Seconds after which a rollout of another controller that was never ended counts as dead.
+LEASE = 3600.0
+
+
+def begin(instance: Instance, run: Mapping[str, Any], machine: str) -> None:
+    """Take the instance for one run.  Raises ``DflashError`` while another run that lives has it.
+
+    ``run`` is ``{machine_id, pid, start_ticks, boot_id}`` of the controller's process; ``machine`` is this host's
+    id.  A controller on this host is asked whether it lives; of another one only the age is known.
+    """
+    os.makedirs(instance.path, exist_ok=True)
+    path = os.path.join(instance.path, "rollout.json")
+    with open(path + ".lock", "w", encoding="ascii") as handle:
+        fcntl.flock(handle, fcntl.LOCK_EX)
+        held = read_json(path)
+        if isinstance(held, dict) and held.get("run") != dict(run):
+            other = held.get("run") or {}
+            if other.get("machine_id") == machine:
+                alive = process.alive(other.get("pid"), other.get("start_ticks"), other.get("boot_id"))
+            else:
+                alive = time.time() - float(held.get("taken") or 0) < LEASE
+            if alive:
+                raise DflashError(
+                    "another run is rolling this instance over since %s (process %s of its controller)"
+                    % (held.get("at"), other.get("pid")),
+                    instance.path,
+                    "wait for it to end, then run again",
+                )
+        write_json(path, {"run": dict(run), "at": now(), "taken": time.time()})
+
+
+def end(instance: Instance, run: Mapping[str, Any]) -> bool:
+    """Give the instance free, if it is this run's; says whether it was."""
+    path = os.path.join(instance.path, "rollout.json")
+    held = read_json(path)
+    if not isinstance(held, dict) or held.get("run") != dict(run):
+        return False
+    _unlink(path)
+    return True
+
+
 def switch(instance: Instance, deployment: str) -> bool:
     """Point ``current`` to ``deployment``; what was proven there becomes ``previous``.
 
@@ -192,13 +234,19 @@ def fallback(instance: Instance) -> str:
     return ""
 
 
-def revert(instance: Instance) -> Dict[str, str]:
+def revert(instance: Instance, candidate: str = "") -> Dict[str, str]:
     """Point ``current`` back to what served before the switch: ``{left, current}``.
 
     ``previous`` becomes what it was before the failed attempt; a failed candidate is never linked.
     With nothing proven to go back to, ``current`` is removed and ``current`` in the answer is empty.
     """
     failed = instance.pointed("current")
+    if candidate and failed != candidate:
+        raise DflashError(
+            "another run rolled this instance over meanwhile: current is %s, not %s" % (failed or "nothing", candidate),
+            instance.path,
+            "run the deployment again",
+        )
     target = fallback(instance)
     record = switched(instance)
     if target:

@@ -175,6 +175,8 @@ def coerce(name: str, option: Option, value: Any) -> Any:
             for item in value:
                 if not isinstance(item, str):
                     raise _wrong("every item of " + name, "text", item)
+                if re.search(r"[\x00-\x1f\x7f]", item):
+                    raise ValueError("every item of %s must be one line of text, not %r" % (name, item))
     elif kind == "dict":
         value = dict(_structure(name, value, dict))
         if name in KEYS:
@@ -242,6 +244,9 @@ def combinations(values: Mapping[str, Any]) -> List[str]:
             % values["vllm_build_device"]
         )
     else:
+        wheel = values["vllm_build_precompiled_wheel"]
+        if wheel and not re.match(r"[A-Za-z0-9][A-Za-z0-9._-]*==[A-Za-z0-9][A-Za-z0-9.+!_-]*\Z", wheel):
+            errors.append("vllm_build_precompiled_wheel must be name==version, not %r" % wheel)
         for name in ("vllm_build_precompiled_wheel", "vllm_build_precompiled_base"):
             if not values[name]:
                 errors.append("%s is required when vllm_build_mode is precompiled" % name)
@@ -254,6 +259,9 @@ def combinations(values: Mapping[str, Any]) -> List[str]:
     canary = values["dflash_models_canary"]
     if canary and set(canary) != set(KEYS["dflash_models_canary"]):
         errors.append("dflash_models_canary needs all of %s" % ", ".join(KEYS["dflash_models_canary"]))
+    if not re.match(r"(/[A-Za-z0-9_.-]+){2,}\Z", values["dflash_root"]) or ".." in values["dflash_root"].split("/"):
+        errors.append("dflash_root must be a folder of its own, at least two levels deep, of letters, digits, dot, "
+                      "dash and underscore, such as /opt/dflash; not %r" % values["dflash_root"])
     if len(values["dflash_root"]) > 40:
         errors.append(
             "dflash_root is %d characters long, at most 40 fit into socket paths" % len(values["dflash_root"])

@@ -61,7 +61,7 @@ def damage(root: str, manifest: Mapping[str, Any]) -> str:
     for kind, name in (("layer", manifest["layer_id"]), ("release", manifest["release_id"])):
         folder = os.path.join(root, kind + "s", name)
         stat = read_json(os.path.join(folder, "stat.json"))
-        if stat is None or read_json(os.path.join(folder, "manifest.json")) is None:
+        if not isinstance(stat, dict) or read_json(os.path.join(folder, "manifest.json")) is None:
             return "%s %s has no manifest: its installation was interrupted" % (kind, name)
         found = record.compare_stat(folder, stat)
         for word in ("missing", "rehashed", "changed", "extra"):
@@ -137,6 +137,11 @@ def assess(
             "target %s and drafter %s are not a pair: %s"
             % (target["name"], drafter["name"], "; ".join(checks.sentence(item) for item in blocking))
         )
+    if inputs["dflash_accept_floor"] > pair["k"] + 1:
+        raise DflashError(
+            "an acceptance length of %s cannot be reached with %d draft tokens"
+            % (inputs["dflash_accept_floor"], pair["k"]),
+            "dflash_accept_floor", "set it to at most %d, and well below that" % (pair["k"] + 1))
     answer: Dict[str, Any] = {
         "build_id": build_id,
         "build_spec": spec,
@@ -195,8 +200,12 @@ def _bytes(answer: Dict[str, Any], root: str, build_id: str, requirements: str) 
     answer["release"] = release
     answer["build"] = read_json(os.path.join(root, "releases", release["release_id"], "build.json"))
     found = damage(root, release)
-    if not found and answer["build"] is None:
+    build = _mapping(answer["build"])
+    made = (build.get("commit"), _mapping(build.get("wheel")).get("sha256"))
+    if not found and not build:
         found = "release %s lost its build manifest" % release["release_id"]
+    elif not found and made != (release.get("commit"), release.get("wheel_sha256")):
+        found = "release %s and its build manifest tell of different builds" % release["release_id"]
     return [cause("bytes", found)] if found else []
 
 
@@ -243,6 +252,9 @@ def _process(answer: Dict[str, Any], inputs: Mapping[str, Any]) -> List[Dict[str
         return [cause("process", "the server is not running")]
     if run.get("deployment_id") != answer["current"]:
         return [cause("process", "the running server is another deployment, %s" % run.get("deployment_id"))]
+    release = os.path.join(inputs["dflash_root"], "releases", answer["release"]["release_id"])
+    if process.holds_files_below(run["pid"], release) is False:
+        return [cause("process", "process %s, recorded as the server, does not run this release" % run["pid"])]
     if not http.healthy(inputs["dflash_serve_host"], inputs["dflash_serve_port"]):
         return [cause("process", "the server does not answer")]
     return []

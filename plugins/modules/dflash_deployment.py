@@ -24,10 +24,10 @@ attributes:
 options:
   action:
     description:
-      - V(stage) writes the deployment's folder. V(switch) points C(current) to it. V(revert) goes back to what was
-        proven before. V(prove) writes its proof.
+      - V(begin) takes the instance for this run and V(end) gives it free. V(stage) writes the deployment's folder.
+      - V(switch) points C(current) to it. V(revert) goes back to what was proven before. V(prove) writes its proof.
     type: str
-    choices: [stage, switch, revert, prove]
+    choices: [begin, end, stage, switch, revert, prove]
     required: true
   root:
     description: The root folder.
@@ -37,8 +37,16 @@ options:
     description: Name of the instance.
     type: str
     default: main
+  run:
+    description: The controller's process (machine_id, pid, start_ticks, boot_id), for V(begin) and V(end).
+    type: dict
+    default: {}
+  keep_proven:
+    description: For V(prove), leave a proof that holds where it is when this one does not.
+    type: bool
+    default: false
   deployment:
-    description: Id of the deployment. Not used by V(revert).
+    description: Id of the deployment. For V(revert) the one that is left, so that another run's is never left.
     type: str
     default: ""
   inputs:
@@ -145,11 +153,11 @@ def stage(instance: deployment.Instance, given: Dict[str, Any], write: bool) -> 
             "diff": {"before": "", "after": rendered["serve.yaml"]} if changed else {"before": "", "after": ""}}
 
 
-def revert(instance: deployment.Instance, write: bool) -> Dict[str, Any]:
+def revert(instance: deployment.Instance, candidate: str, write: bool) -> Dict[str, Any]:
     """Go back, and say what is gone back to, so that it can be proven again."""
     if not write:
         return {"changed": True, "deployment_id": deployment.fallback(instance), "left": instance.pointed("current")}
-    done = deployment.revert(instance)
+    done = deployment.revert(instance, candidate)
     folder = instance.folder(done["current"])
     proof = instance.proof(done["current"])
     return {
@@ -172,7 +180,7 @@ def prove(instance: deployment.Instance, given: Dict[str, Any], write: bool) -> 
         "judged": given["judged"] or before.get("judged", ""), "acceptance": given["acceptance"],
         "accepted_unknown": given["accept_unknown"], "proven_at": deployment.now(),
     }
-    if write:
+    if write and (outcome["ok"] or not (given["keep_proven"] and before.get("ok"))):
         deployment.prove(instance, given["deployment"], proof)
     return {"changed": True, "deployment_id": given["deployment"], "ok": outcome["ok"], "proof": proof}
 
@@ -180,9 +188,11 @@ def prove(instance: deployment.Instance, given: Dict[str, Any], write: bool) -> 
 def main() -> None:
     """One act on the deployments of an instance."""
     module = AnsibleModule(supports_check_mode=True, argument_spec={
-        "action": {"type": "str", "choices": ["stage", "switch", "revert", "prove"], "required": True},
+        "action": {"type": "str", "choices": ["begin", "end", "stage", "switch", "revert", "prove"], "required": True},
         "root": {"type": "path", "required": True},
         "instance": {"type": "str", "default": "main"},
+        "run": {"type": "dict", "default": {}},
+        "keep_proven": {"type": "bool", "default": False},
         "deployment": {"type": "str", "default": ""},
         "inputs": {"type": "dict", "default": {}},
         "release": {"type": "dict", "default": {}},
@@ -197,10 +207,18 @@ def main() -> None:
     instance = deployment.Instance(given["root"], given["instance"])
     write = not module.check_mode
     try:
-        if given["action"] == "stage":
+        if given["action"] == "begin":
+            if write:
+                deployment.begin(instance, given["run"], host.machine_id())
+            answer = {"changed": False, "deployment_id": instance.pointed("current")}
+        elif given["action"] == "end":
+            if write:
+                deployment.end(instance, given["run"])
+            answer = {"changed": False, "deployment_id": instance.pointed("current")}
+        elif given["action"] == "stage":
             answer = stage(instance, given, write)
         elif given["action"] == "revert":
-            answer = revert(instance, write)
+            answer = revert(instance, given["deployment"], write)
         elif given["action"] == "prove":
             answer = prove(instance, given, write)
         else:

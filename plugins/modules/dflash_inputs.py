@@ -66,6 +66,14 @@ prompts:
   type: list
   elements: dict
   returned: success
+run:
+  description: This run's process on the controller (machine_id, pid, start_ticks, boot_id).
+  type: dict
+  returned: success
+started:
+  description: When the inputs were typed, in seconds since the epoch.
+  type: float
+  returned: success
 notes:
   description: What the operator took upon himself (lowered floors, accepted unknowns), for the recap.
   type: list

@@ -23,10 +23,6 @@ attributes:
   diff_mode:
     support: none
 options:
-  started:
-    description: When the run started, in seconds since the epoch. 0 means now.
-    type: float
-    default: 0
   predict:
     description: The run only planned, so a host that would be worked on is V(would_change). Always so in check mode.
     type: bool

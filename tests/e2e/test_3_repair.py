@@ -8,6 +8,7 @@ import os
 import signal
 import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 
 import harness
 
@@ -84,6 +85,37 @@ def test_a_changed_floor_judges_again_without_a_restart(proven: harness.Clone) -
     host = proven.host()
     assert host["state"] == "proven" and host["causes"] == ["floors or prompts of the gate changed"]
     assert proven.server()["pid"] == pid
+
+
+def test_a_floor_that_is_too_high_takes_nothing_down(proven: harness.Clone) -> None:
+    """What serves keeps its process and its proof; the next plain run has nothing to do."""
+    pid, proof = proven.server()["pid"], (proven.instance() / "current" / "proof.json").read_text(encoding="utf-8")
+    assert proven.playbook(dflash_accept_canary_floor=8).code != 0
+    host = proven.host()
+    assert host["state"] == "refused" and harness.against(host["checks"]) == ["serving.canary_al"]
+    assert proven.server()["pid"] == pid and proven.alive()
+    assert (proven.instance() / "current" / "proof.json").read_text(encoding="utf-8") == proof
+    assert proven.playbook().code == 0
+    assert proven.host()["state"] == "unchanged"
+
+
+def test_a_second_run_keeps_off_a_rollout(proven: harness.Clone) -> None:
+    """Two runs with different inputs: one rolls over, the other is refused and touches nothing."""
+    def deploy(length: int) -> harness.Run:
+        return proven.playbook(dflash_serve_engine_args={"dtype": "float32", "max-model-len": length},
+                               dflash_report_dir=f".demo/runs-{length}")
+
+    with ThreadPoolExecutor(2) as pool:
+        runs = dict(zip((1001, 1002), pool.map(deploy, (1001, 1002)), strict=True))
+    states = {length: proven.host(proven.path / f".demo/runs-{length}") for length in runs}
+    assert sorted(host["state"] for host in states.values()) == ["proven", "refused"]
+    refused = next(host for host in states.values() if host["state"] == "refused")
+    assert "another run is rolling this instance over" in refused["reason"]
+    served = next(host for host in states.values() if host["state"] == "proven")
+    assert proven.server()["deployment_id"] == served["deployment_id"] and proven.alive()
+    # Back to what the clone's inventory says.
+    assert proven.playbook().code == 0
+    assert proven.host()["state"] == "proven"
 
 
 def _wait_for(true: Callable[[], bool], timeout: float = 30) -> None:

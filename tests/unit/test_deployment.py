@@ -6,16 +6,17 @@ from __future__ import annotations
 
 import json
 import os
+import time
 from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from ansible_collections.dflash.fleet.plugins.module_utils import deployment
+from ansible_collections.dflash.fleet.plugins.module_utils import deployment, process
 from ansible_collections.dflash.fleet.plugins.module_utils.deployment import Instance
 from ansible_collections.dflash.fleet.plugins.module_utils.errors import DflashError
-from ansible_collections.dflash.fleet.plugins.module_utils.files import read_json
+from ansible_collections.dflash.fleet.plugins.module_utils.files import read_json, write_json
 
 ID = "0123456789abcdef"
 TEXTS = {"serve.yaml": "port: 1\n", "argv.json": "{}\n"}
@@ -290,3 +291,45 @@ def test_the_way_back_is_kept_until_the_current_one_is_proven(tmp_path):
     assert os.path.exists(path)
     deployment.prove(host.instance, "B", proof())
     assert not os.path.exists(path)
+
+
+# ---------------------------------------------------------------- one run at a time
+ALIVE = {**(process.identity(os.getpid()) or {}), "machine_id": "m"}
+DEAD = {**ALIVE, "start_ticks": 1}
+AFAR = {**ALIVE, "machine_id": "another"}
+
+
+@pytest.mark.parametrize(
+    ("holder", "age", "taken"),
+    [
+        (None, 0, True),
+        (ALIVE, 0, False),  # a controller on this host that lives
+        (DEAD, 0, True),  # one that was killed
+        (AFAR, 60, False),  # one elsewhere: only its age is known
+        (AFAR, 7200, True),
+    ],
+)
+def test_an_instance_belongs_to_one_run(tmp_path, holder, age, taken):
+    instance = deployment.Instance(str(tmp_path), "main")
+    mine = {**ALIVE, "pid": 1, "start_ticks": 2}
+    if holder:
+        os.makedirs(instance.path)
+        held = {"run": holder, "at": "then", "taken": time.time() - age}
+        write_json(os.path.join(instance.path, "rollout.json"), held)
+    if not taken:
+        with pytest.raises(DflashError, match="another run is rolling this instance over since then"):
+            deployment.begin(instance, mine, "m")
+        assert not deployment.end(instance, mine)
+        return
+    deployment.begin(instance, mine, "m")
+    deployment.begin(instance, mine, "m")  # the same run goes on
+    assert deployment.end(instance, mine) and not deployment.end(instance, mine)
+
+
+def test_only_ones_own_candidate_is_left(tmp_path):
+    instance = deployment.Instance(str(tmp_path), "main")
+    os.makedirs(instance.path)
+    os.symlink("deployments/theirs", os.path.join(instance.path, "current"))
+    with pytest.raises(DflashError, match="meanwhile: current is theirs, not mine"):
+        deployment.revert(instance, "mine")
+    assert instance.pointed("current") == "theirs"

@@ -292,7 +292,7 @@ def test_instances(instances, name, sentences):
 
 
 GOOD: dict[str, Any] = {
-    "vllm_build_mode": "precompiled", "vllm_build_device": "cpu", "vllm_build_precompiled_wheel": "w",
+    "vllm_build_mode": "precompiled", "vllm_build_device": "cpu", "vllm_build_precompiled_wheel": "w==1",
     "vllm_build_precompiled_base": "v1", "dflash_models_target": {"path": "t"}, "dflash_models_drafter": {"path": "d"},
 }
 
@@ -311,8 +311,14 @@ GOOD: dict[str, Any] = {
         ({"dflash_models_target": {"path": "/t", "source": "host"}}, []),
         ({"dflash_models_canary": {"target": "t"}}, ["dflash_models_canary needs all of target, drafter, items"]),
         ({"dflash_models_canary": {"target": "t", "drafter": "d", "items": "i"}}, []),
-        ({"dflash_root": "/" + "r" * 39}, []),
-        ({"dflash_root": "/" + "r" * 40}, ["dflash_root is 41 characters long"]),
+        ({"dflash_root": "/a/" + "r" * 37}, []),
+        ({"dflash_root": "/"}, ["dflash_root must be a folder of its own"]),
+        ({"dflash_root": "/etc"}, ["dflash_root must be a folder of its own"]),
+        ({"dflash_root": "/opt/../etc"}, ["dflash_root must be a folder of its own"]),
+        ({"dflash_root": "/opt/a b"}, ["dflash_root must be a folder of its own"]),
+        ({"vllm_build_mode": "precompiled", "vllm_build_device": "cpu", "vllm_build_precompiled_wheel": "w>=1",
+          "vllm_build_precompiled_base": "v1"}, ["vllm_build_precompiled_wheel must be name==version"]),
+        ({"dflash_root": "/a/" + "r" * 38}, ["dflash_root is 41 characters long"]),
         ({"vllm_source_repo": " "}, ["vllm_source_repo must not be empty"]),
         ({"vllm_source_ref": "--upload-pack=x"}, ["vllm_source_ref must not be empty or begin with a dash"]),
         ({"vllm_toolchain_python": ""}, ["vllm_toolchain_python must not"]),

@@ -41,6 +41,7 @@ INPUTS: dict[str, Any] = {
     "vllm_toolchain_cuda": "13", "vllm_toolchain_python": "python3", "vllm_release_exclude": [],
     "vllm_release_extra_index_urls": [],
 }
+COMMIT, WHEEL = "c" * 40, "d" * 64
 LAYER, RELEASE, SITE = "1" * 16, "2" * 16, "venv/lib/python3.11/site-packages/"
 
 
@@ -56,7 +57,7 @@ class Host:
         self.root, self.inputs = root, {**INPUTS, "dflash_root": str(root)}
         self.pin, self.canary, self.prompts = dict(PIN), dict(CANARY), [dict(item) for item in PROMPTS]
         self.identity = {"machine_id": "m", "driver": "580.1", "gpus": ["GPU-1"]}
-        self.healthy, self.python = True, dict(PYTHON)
+        self.healthy, self.python, self.runs_release = True, dict(PYTHON), True
         self.layer, self.release = root / "layers" / LAYER, root / "releases" / RELEASE
         self.models = {}
         for role, folder in (("target", "target"), ("drafter", "drafter_full")):
@@ -75,7 +76,8 @@ class Host:
         place(self.release / SITE / "vllm/__init__.py", "version = 1\n")
         place(self.release / SITE / "vllm/core.py", "on = True\n")
         manifest = {
-            "kind": "release", "release_id": RELEASE, "layer_id": LAYER, "commit": "a" * 40,
+            "kind": "release", "release_id": RELEASE, "layer_id": LAYER, "commit": COMMIT,
+            "wheel_sha256": WHEEL,
             "build_id": ids.build_id(plan.build_spec(self.inputs, self.pin, PYTHON)),
             "requirements_spec": plan.requirements_spec(self.inputs, PYTHON),
         }
@@ -83,7 +85,7 @@ class Host:
         write_json(str(self.layer / "stat.json"), record.make_stat(str(self.layer), False))
         write_json(str(self.release / "manifest.json"), manifest)
         write_json(str(self.release / "stat.json"), record.make_stat(str(self.release), True))
-        write_json(str(self.release / "build.json"), {"kind": "build"})
+        write_json(str(self.release / "build.json"), {"kind": "build", "commit": COMMIT, "wheel": {"sha256": WHEEL}})
 
     def deploy(self) -> str:
         staged = {role: state.located(model, str(self.root), None) for role, model in self.models.items()}
@@ -131,6 +133,7 @@ def one(tmp_path, monkeypatch):
     monkeypatch.setattr(host, "identity", lambda: dict(found.identity))
     monkeypatch.setattr(host, "python", lambda _name, _account: dict(found.python))
     monkeypatch.setattr(http, "healthy", lambda *_address: found.healthy)
+    monkeypatch.setattr(process, "holds_files_below", lambda _pid, _folder: found.runs_release)
     return found
 
 
@@ -139,7 +142,8 @@ def test_proven_unchanged_and_alive(one):
     assert (answer["group"], answer["causes"]) == ("unchanged", [])
     assert answer["current"] == answer["deployment_id"] == one.id and answer["previous"] == ""
     assert answer["release"]["release_id"] == RELEASE and answer["has_release"] is True
-    assert answer["build"] == {"kind": "build"} and answer["build_id"] == answer["release"]["build_id"]
+    assert answer["build"] == {"kind": "build", "commit": COMMIT, "wheel": {"sha256": WHEEL}}
+    assert answer["build_id"] == answer["release"]["build_id"]
     assert answer["proof"]["ok"] is True and answer["last_good"] == 7.5
     assert answer["serving"]["base_url"] == "http://127.0.0.1:8000"
     assert answer["pair"]["k"] == 7
@@ -171,6 +175,11 @@ def edit(path: Path) -> None:
 
 def reprove(one: Host, **change: Any) -> None:
     path = str(one.folder / "proof.json")
+    write_json(path, {**read_json(path), **change})
+
+
+def amend(one: Host, **change: Any) -> None:
+    path = str(one.release / "manifest.json")
     write_json(path, {**read_json(path), **change})
 
 
@@ -225,6 +234,9 @@ CASES = [
     ("reused pid", lambda o: o.run(start_ticks=1), "restart", "the server is not running"),
     ("rebooted", lambda o: o.run(boot_id="b"), "restart", "the server is not running"),
     ("another serves", lambda o: o.run(deployment_id="x"), "restart", "the running server is another deployment, x"),
+    ("forged", lambda o: setattr(o, "runs_release", False), "restart", "does not run this release"),
+    ("maps closed", lambda o: setattr(o, "runs_release", None), "unchanged", ""),
+    ("other build", lambda o: amend(o, commit="e" * 40), "todo", "tell of different builds"),
     ("hangs", lambda o: setattr(o, "healthy", False), "restart", "the server does not answer"),
     # ---- proof: serves, but was judged on another host or by something else
     ("changed driver", lambda o: o.identity.update(driver="590.1"), "rejudge", "driver changed since the proof"),
