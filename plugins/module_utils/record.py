@@ -104,6 +104,26 @@ def entries(site: str, folder: str) -> Optional[List[Entry]]:
     return out
 
 
+def paths_below(site: str, folder: str, prefix: str) -> List[str]:
+    """Paths of RECORD that begin with ``prefix``; the lines of other packages cost next to nothing."""
+    try:
+        with open(os.path.join(site, folder, "RECORD"), encoding="utf-8", newline="") as handle:
+            text = handle.read()
+    except (OSError, UnicodeDecodeError):
+        return []
+    if prefix not in text:
+        return []
+    lines = (line for line in text.splitlines() if prefix in line)
+    out = []
+    try:
+        for row in csv.reader(lines):
+            if row and os.path.normpath(row[0]).startswith(prefix):
+                out.append(os.path.normpath(row[0]))
+    except csv.Error:
+        pass
+    return out
+
+
 def _hex(field: str) -> str:
     """Hex of a RECORD hash field (``sha256=`` and URL-safe base64 without padding); empty for others."""
     algorithm, _sep, text = field.partition("=")
@@ -167,7 +187,8 @@ def verify(site: str, folder: str, workers: int = 0) -> Optional[List[Dict[str, 
             wrong.append({"path": entry.path, "problem": "missing"})
             continue
         if entry.size is not None and size != entry.size:
-            wrong.append({"path": entry.path, "problem": "%d bytes, recorded %d" % (size, entry.size)})
+            said = "%d bytes" % size if size else "empty"
+            wrong.append({"path": entry.path, "problem": "%s, recorded %d" % (said, entry.size)})
         else:
             to_hash[entry.path] = entry.digest
     for path, digest in hash_files(site, to_hash, workers).items():

@@ -76,7 +76,7 @@ def right() -> Iterator[Path]:
     (package / "platforms" / "cpu.py").write_text(
         "class CpuPlatform:\n    @classmethod\n    def import_kernels(cls):\n        import vllm._C_AVX2\n"
     )
-    library = next(path for path in sorted(Path(sysconfig.get_path("platstdlib"), "lib-dynload").glob("*.so")))
+    library = next(path for path in sorted(Path(sysconfig.get_path("stdlib"), "lib-dynload").glob("*.so")))
     for variant in ("_C", "_C_AVX2"):
         shutil.copy(library, package / (variant + ".abi3.so"))
     (site / "layer.pth").write_text("import site; site.addsitedir(%r)\n" % str(deps))
@@ -150,8 +150,13 @@ def test_a_right_release(root: Path) -> None:
         "identity.version",
         "identity.wheel",
         "complete.distribution",
+        "complete.leftovers",
+        "complete.shadow",
+        "complete.owners",
         "complete.extensions",
         "ext.elf",
+        "ext.needed",
+        "ext.abi",
         "ext.cuda_major",
         "complete.layer",
         "complete.extra_files",
@@ -247,7 +252,7 @@ def other_commit(root: Path) -> None:
         (edited, ["complete.record"], "vllm/v1/core/kv_cache_manager.py: "),
         (added, ["complete.extra_files"], "vllm/sitecustom.py"),
         (layer_touched, ["complete.layer"], "torch/extra.py"),
-        (half_removed, ["complete.distribution"], "leftovers of an interrupted installation: ~llm-0.32.0.dist-info"),
+        (half_removed, ["complete.leftovers"], "site-packages/~llm-0.32.0.dist-info"),
         (unlisted, ["complete.distribution"], "0 distributions in the folder"),
         (two, ["complete.distribution"], "the interpreter sees 2 distributions"),
         (other_wheel, ["identity.wheel"], "bb"),
@@ -323,7 +328,7 @@ def test_a_configuration_that_is_none_is_refused(tmp_path: Path, text: str) -> N
 def test_a_library_without_operators_is_damaged() -> None:
     result = {"ok": True, "ops": 0, "signal": 0, "namespaces": {}, "seconds": 0.1}
     found = loading._operators("vllm._C_AVX2", "/x/_C_AVX2.abi3.so", result, {}, "required")
-    assert (found["status"], found["actual"]) == ("fail", "registers no operator")
+    assert (found["status"], found["actual"]) == ("fail", "_C_AVX2.abi3.so registers no operator")
     assert loading._operators("vllm._C_AVX2", "/x/a.so", {**result, "ops": 3}, {}, "required")["status"] == "pass"
 
 
