@@ -24,6 +24,7 @@ from ansible_collections.dflash.fleet.plugins.module_utils import (
     files,
     proof,
     record,
+    schema,
 )
 from ansible_collections.dflash.fleet.plugins.module_utils.errors import DflashError
 
@@ -56,15 +57,21 @@ def deployed(root: str, instance: str) -> Dict[str, Any]:
         )
     if not os.path.isdir(release):
         raise DflashError("The release that instance %s serves is gone" % instance, release, "Deploy again.")
+    manifests = {name: files.read_json(os.path.join(release, name + ".json")) for name in ("build", "manifest")}
+    for name, value in manifests.items():
+        if not isinstance(value, dict) or schema.errors(value, schema.SCHEMAS["manifest"]):
+            raise DflashError(
+                "The release has no whole %s.json, so nothing says what it has to be" % name, release,
+                "Deploy again; or name its venv/bin/python in vllm_verify_python to see what it is.",
+            )
     told = files.read_json(os.path.join(folder, "models.json"))
     argv = files.read_json(os.path.join(folder, "argv.json"))
     chosen = ((argv if isinstance(argv, dict) else {}).get("env") or {}).get("VLLM_USE_V2_MODEL_RUNNER")
     drafter = (told if isinstance(told, dict) else {}).get("drafter") or {}
     return {
         "release": release,
-        "deployment_id": os.path.basename(folder),
-        "build": files.read_json(os.path.join(release, "build.json")) or {},
-        "manifest": files.read_json(os.path.join(release, "manifest.json")) or {},
+        "deployment_id": re.sub(r"^(?![0-9a-f]{16}$).*$", "", os.path.basename(folder)),
+        **manifests,
         "drafter": str(drafter.get("folder") or ""),
         "runner": {"0": "v1", "1": "v2"}.get(str(chosen), "auto"),
         "speculative_config": launched(os.path.join(folder, "serve.yaml")),

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,17 @@ from ansible_collections.dflash.fleet.plugins.module_utils import child, diagnos
 from ansible_collections.dflash.fleet.plugins.module_utils.checks import make
 from ansible_collections.dflash.fleet.plugins.module_utils.errors import DflashError
 
-ID = "0" * 16
+ID, DEPLOYED, COMMIT, SHA = "0" * 16, "d" * 16, "a" * 40, "0" * 64
+BUILD = {
+    "schema": 1, "kind": "build", "build_id": ID, "pin": COMMIT, "series": [], "commit": COMMIT, "mode": "source",
+    "device": "cpu", "python": "3.11.2", "python_tag": "cp311", "platform": "linux_x86_64", "version": "1",
+    "package_version": "1", "requirements_sha256": SHA, "wheel": {"name": "w", "sha256": SHA, "size": 1},
+    "extensions": [],
+}
+RELEASE = {
+    "schema": 1, "kind": "release", "release_id": ID, "build_id": ID, "layer_id": ID, "requirements_spec": ID,
+    "wheel_sha256": SHA, "commit": COMMIT, "version": "1", "installed_at": "t",
+}
 SERVE = {
     "dtype": "float32", "model": "/m", "speculative-config": {
         "disable_eagle_block_drop": True, "method": "dflash", "model": "/d", "num_speculative_tokens": 7,
@@ -30,38 +41,41 @@ SERVE = {
 def root(tmp_path):
     """A root with one deployment, and a proof beside it that says all is well."""
     release = tmp_path / "releases" / ID
-    folder = tmp_path / "instances" / "main" / "deployments" / "d1"
+    folder = tmp_path / "instances" / "main" / "deployments" / DEPLOYED
     release.mkdir(parents=True)
     folder.mkdir(parents=True)
-    (release / "build.json").write_text(json.dumps({"build_id": ID, "device": "cpu"}))
-    (release / "manifest.json").write_text(json.dumps({"release_id": ID}))
+    (release / "build.json").write_text(json.dumps(BUILD))
+    (release / "manifest.json").write_text(json.dumps(RELEASE))
     (folder / "release").symlink_to(release)
     (folder / "serve.yaml").write_text(launch.to_yaml(SERVE, "serve.yaml"))
     (folder / "models.json").write_text(json.dumps({"drafter": {"folder": "/d"}}))
     (folder / "argv.json").write_text(json.dumps({"env": {"VLLM_USE_V2_MODEL_RUNNER": "1"}}))
     (folder / "proof.json").write_text('{"ok": true}')
-    (tmp_path / "instances" / "main" / "current").symlink_to("deployments/d1")
+    (tmp_path / "instances" / "main" / "current").symlink_to("deployments/" + DEPLOYED)
     return tmp_path
 
 
 def test_what_is_deployed_is_told_by_its_links_and_its_launch(root):
     assert diagnosis.deployed(str(root), "main") == {
-        "release": str(root / "releases" / ID), "deployment_id": "d1", "build": {"build_id": ID, "device": "cpu"},
-        "manifest": {"release_id": ID}, "drafter": "/d", "runner": "v2",
+        "release": str(root / "releases" / ID), "deployment_id": DEPLOYED, "build": BUILD,
+        "manifest": RELEASE, "drafter": "/d", "runner": "v2",
         "speculative_config": SERVE["speculative-config"],
     }
 
 
 def test_a_proof_is_never_opened(root, monkeypatch):
     opened = []
-    monkeypatch.setattr(diagnosis.files, "read_json", lambda path: opened.append(os.path.basename(path)))
+    real = diagnosis.files.read_json
+    monkeypatch.setattr(
+        diagnosis.files, "read_json", lambda path: opened.append(os.path.basename(path)) or real(path),
+    )
     diagnosis.deployed(str(root), "main")
     assert sorted(opened) == ["argv.json", "build.json", "manifest.json", "models.json"]
 
 
 def test_a_deployment_without_its_side_files_can_still_be_looked_at(root):
     for name in ("serve.yaml", "models.json", "argv.json"):
-        (root / "instances/main/deployments/d1" / name).unlink()
+        (root / "instances/main/deployments" / DEPLOYED / name).unlink()
     found = diagnosis.deployed(str(root), "main")
     assert (found["drafter"], found["runner"], found["speculative_config"]) == ("", "auto", {})
 
@@ -69,10 +83,19 @@ def test_a_deployment_without_its_side_files_can_still_be_looked_at(root):
 def test_nothing_deployed_and_a_release_that_is_gone_are_one_line(root):
     with pytest.raises(DflashError, match="Nothing is deployed as instance chat"):
         diagnosis.deployed(str(root), "chat")
-    (root / "releases" / ID / "build.json").unlink()
-    (root / "releases" / ID / "manifest.json").unlink()
-    (root / "releases" / ID).rmdir()
+    shutil.rmtree(root / "releases" / ID)
     with pytest.raises(DflashError, match="is gone"):
+        diagnosis.deployed(str(root), "main")
+
+
+@pytest.mark.parametrize("text", [None, "[]", "{}", '{"kind": "build"}', "no json"])
+@pytest.mark.parametrize("name", ["build", "manifest"])
+def test_a_release_that_does_not_say_what_it_has_to_be_is_refused(root, name, text):
+    path = root / "releases" / ID / (name + ".json")
+    path.unlink()
+    if text is not None:
+        path.write_text(text)
+    with pytest.raises(DflashError, match="has no whole %s.json" % name):
         diagnosis.deployed(str(root), "main")
 
 
