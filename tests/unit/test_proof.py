@@ -170,6 +170,10 @@ def test_a_right_release(root: Path) -> None:
         "capability.swa.mixed.v2",
         "capability.cache_rule.default",
         "capability.cache_rule.opt_in",
+        "capability.lookahead_slot",
+        "capability.mixed_guard",
+        "capability.lm_head_sharing.v1",
+        "capability.lm_head_sharing.v2",
         "ext.import:vllm._C",
         "ext.ops:vllm._C",
     ]
@@ -299,7 +303,7 @@ def test_a_tree_is_told_without_being_imported(tmp_path: Path) -> None:
     (package / "__init__.py").write_text("raise SystemExit\n")
     found, said = proof.inspect_tree(str(tmp_path), proof.Wish())
     assert [item["id"] for item in found][:2] == ["identity.commit", "identity.version"]
-    assert len(found) == 10
+    assert len(found) == 14
     assert said["commit_id"] == "g0123abcde"
     assert checks.blocking(found) == []
 
