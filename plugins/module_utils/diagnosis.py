@@ -25,6 +25,7 @@ from ansible_collections.dflash.fleet.plugins.module_utils import (
     proof,
     record,
     schema,
+    schemas,
 )
 from ansible_collections.dflash.fleet.plugins.module_utils.errors import DflashError
 
@@ -59,7 +60,7 @@ def deployed(root: str, instance: str) -> Dict[str, Any]:
         raise DflashError("The release that instance %s serves is gone" % instance, release, "Deploy again.")
     manifests = {name: files.read_json(os.path.join(release, name + ".json")) for name in ("build", "manifest")}
     for name, value in manifests.items():
-        if not isinstance(value, dict) or schema.errors(value, schema.SCHEMAS["manifest"]):
+        if not isinstance(value, dict) or schema.errors(value, schemas.SCHEMAS["manifest"]):
             raise DflashError(
                 "The release has no whole %s.json, so nothing says what it has to be" % name, release,
                 "Deploy again; or name its venv/bin/python in vllm_verify_python to see what it is.",

@@ -255,9 +255,9 @@ def diagnose(**given: Any) -> dict[str, Any]:
 
 def test_a_diagnosis_needs_no_inventory_and_no_model(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    found = diagnose(vllm_verify_python="/root/ml-env/bin/python3", vllm_build_mode="source", vllm_verify_deadline="60")
+    found = diagnose(vllm_verify_python="/opt/ml-env/bin/python3", vllm_build_mode="source", vllm_verify_deadline="60")
     assert "failed" not in found, found
-    assert found["inputs"]["vllm_verify_python"] == "/root/ml-env/bin/python3" and found["instance"] == "main"
+    assert found["inputs"]["vllm_verify_python"] == "/opt/ml-env/bin/python3" and found["instance"] == "main"
     assert found["inputs"]["vllm_verify_deadline"] == 60
     assert found["inputs"]["dflash_service_user"] == "nobody"  # an account that every host has
     assert found["report_dir"] == str(tmp_path / "runs") and list(tmp_path.iterdir()) == []

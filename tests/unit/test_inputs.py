@@ -341,7 +341,7 @@ def test_combinations(given, sentences):
     ("given", "sentences"),
     [
         ({}, []),
-        ({"vllm_verify_python": "/root/ml-env/bin/python3", "vllm_verify_drafter": "~/drafter"}, []),
+        ({"vllm_verify_python": "/opt/ml-env/bin/python3", "vllm_verify_drafter": "~/drafter"}, []),
         ({"vllm_verify_tree": "/t"}, []),
         ({"vllm_verify_python": "python3"}, ["vllm_verify_python must be an absolute path on the host, not 'python3'"]),
         ({"vllm_verify_tree": "./t"}, ["vllm_verify_tree must be an absolute path"]),
