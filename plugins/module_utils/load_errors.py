@@ -58,6 +58,11 @@ KNOWN: List[Tuple[str, str, str]] = [
         "The file is not there: the build is partial. Build again and read the first error in the build log.",
     ),
     (
+        r"registers no operator",
+        "no_operators",
+        "The library loads and offers nothing: it is an empty or foreign build. Build again.",
+    ),
+    (
         r"file too short|invalid ELF header|ELF load command|ELF file's phentsize|cannot read file data|"
         r"object file has no|section header",
         "truncated",

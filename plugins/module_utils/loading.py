@@ -46,13 +46,14 @@ def examine(
     required = {item.module: item.required for item in expected}
     listed = [name for name in required if required[name] or name in compiled]
     listed += [name for name in compiled if name not in required and name in extensions.CPU_VARIANTS]
+    one = min(ONE_DEADLINE, deadline)
     payload = {
         "extensions": [{"module": name, "path": compiled[name]} for name in listed if name in compiled],
-        "deadline": min(ONE_DEADLINE, deadline),
+        "deadline": one,
         "platform_source": _platform(package) if device == "cpu" else "",
         "driver_symbols": _driver_symbols(compiled.values()) if device == "cuda" else [],
     }
-    outcome = child.run(python, [probe_code, probe_native], payload, user=user, deadline=deadline)
+    outcome = child.run(python, [probe_code, probe_native], payload, user=user, deadline=deadline + 2 * one + len(listed))
     seen: Dict[str, Any] = (
         outcome.value if outcome.ok else {"torch_error": outcome.reason, "results": [], "variant": None}
     )
@@ -178,11 +179,11 @@ def _operators(
             hint="This processor cannot run the variant, and does not need it.",
         )
     hint = None
+    if not trouble and result and not result["ops"]:
+        trouble = "%s: it registers no operator" % os.path.basename(str(path))
     if trouble:
         cause = load_errors.classify(trouble)
         evidence["cause"], hint = cause.word, cause.remedy
-    elif result and not result["ops"]:
-        trouble = "%s registers no operator" % os.path.basename(str(path))
     return checks.make(
         "ext.ops:" + name,
         "fail" if trouble else "pass",

@@ -332,7 +332,7 @@ def test_a_configuration_that_is_none_is_refused(tmp_path: Path, text: str) -> N
 def test_a_library_without_operators_is_damaged() -> None:
     result = {"ok": True, "ops": 0, "signal": 0, "namespaces": {}, "seconds": 0.1}
     found = loading._operators("vllm._C_AVX2", "/x/_C_AVX2.abi3.so", result, {}, "required")
-    assert (found["status"], found["actual"]) == ("fail", "_C_AVX2.abi3.so registers no operator")
+    assert (found["status"], found["actual"]) == ("fail", "_C_AVX2.abi3.so: it registers no operator")
     assert loading._operators("vllm._C_AVX2", "/x/a.so", {**result, "ops": 3}, {}, "required")["status"] == "pass"
 
 
