@@ -309,11 +309,13 @@ def examine(
     *,
     user: Optional[str] = None,
     deadline: float = 60.0,
+    only: Optional[Set[str]] = None,
 ) -> List[checks.Check]:
-    """Answer every capability id for the tree whose ``vllm`` folder is ``package``."""
+    """Answer every capability id (or those of ``only``) for the tree whose ``vllm`` folder is ``package``."""
     tree, asked, answers = Tree(package), [], {}
     present = {name for name in RUNNERS if knows_dflash(package, name)}
-    for case in cases(drafter):
+    wanted = [case for case in cases(drafter) if only is None or case["id"] in only]
+    for case in wanted:
         if not case["places"]:
             answers[case["id"]] = _unknown(case, {"not_found": "no known place of the deciding code"})
         elif case["runner"] and case["runner"] not in present and case["kind"] != "dflash2":
@@ -329,7 +331,7 @@ def examine(
             asked.append(dict(case, places=places, **({"parts": parts} if "parts" in case else {})))
     answers.update(_ask(tree, python, asked, user, deadline))
     out = []
-    for case in cases(drafter):
+    for case in wanted:
         answer = answers[case["id"]]
         out.append(
             checks.make(

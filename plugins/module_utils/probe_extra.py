@@ -19,6 +19,7 @@ from ansible_collections.dflash.fleet.plugins.module_utils.probe_answer import (
     calls,
     key_of,
     plain,
+    short,
 )
 from ansible_collections.dflash.fleet.plugins.module_utils.probe_code import (
     LOG,
@@ -61,10 +62,12 @@ def lookahead(files: Files, case: Dict[str, Any]) -> Answer:
     evidence: Dict[str, Any] = {"call": "%s %s(%s=)" % (place["file"], place["call"], place["keyword"]), "trials": []}
     wrong = []
     spec_class = config.load([place["config_class"]], only={place["config_class"]: _methods(config, place)})
+    read = [key_of(node) or "" for node in ast.walk(scheduler.tree)]
+    asked = {key[len("vllm_config.") :] for key in read if key.startswith("vllm_config.")}
     for trial in case["trials"]:
         spec = spec_class[place["config_class"]].__new__(spec_class[place["config_class"]])
         vars(spec).update(method=trial["method"], num_speculative_tokens=trial["tokens"])
-        vllm_config = _vllm_config(files, place, spec)
+        vllm_config = _vllm_config(files, place, spec, asked)
         got = [_slots(scheduler, use, vllm_config) for use in uses]
         decided = [value for value in got if not isinstance(value, Stub)]
         if not decided:
@@ -83,12 +86,13 @@ def _methods(config: Source, place: Dict[str, Any]) -> Set[str]:
     return {name for name in names if name.startswith(("use_", "uses_"))}
 
 
-def _vllm_config(files: Files, place: Dict[str, Any], spec: Any) -> Any:
+def _vllm_config(files: Files, place: Dict[str, Any], spec: Any, asked: Set[str]) -> Any:
+    """The configuration, with the properties of its class that the scheduler asks for."""
     name, path = place["owner_class"], place["owner_file"]
     made: Any = Loose()
     if path in files.texts:
         source = files.source(path, {})
-        space = source.load([name], only={name: set(place["properties"])})
+        space = source.load([name], only={name: asked})
         made = space[name].__new__(space[name])
     vars(made).update(speculative_config=spec)
     return made
@@ -153,6 +157,9 @@ def lm_head(files: Files, case: Dict[str, Any]) -> Answer:
         except Undecided:  # what comes after the head is set asks about other things
             if vars(draft).get("lm_head") is not target_head:
                 raise
+        except AttributeError as error:  # it asks the target for what a target of this form does not have
+            trials["nested" if nested else "plain"] = short(error)
+            continue
         held = getattr(draft, "lm_head", None)
         trials["nested" if nested else "plain"] = held.name if isinstance(held, _Head) else plain(held)
     evidence = {"file": place["file"], "trials": trials}
@@ -173,6 +180,7 @@ def _share_v1(source: Source, place: Dict[str, Any], target: Any, draft: Any) ->
     owner = space[str(cls)].__new__(space[str(cls)])
     vars(owner).update(
         model=draft,
+        use_local_argmax_reduction=False,
         _get_model=lambda *args, **kwargs: draft,
         get_model_name=lambda model: "Qwen3_5ForConditionalGeneration",
     )
@@ -182,15 +190,12 @@ def _share_v1(source: Source, place: Dict[str, Any], target: Any, draft: Any) ->
 
 def _share_v2(source: Source, place: Dict[str, Any], target: Any, draft: Any) -> None:
     """Run the function that sets the drafter's head, without the statements that ask a stub and set none."""
-    for cls, method in source.functions():
-        sets = any(
-            isinstance(item, ast.Assign) and any(last_name(t) == "lm_head" for t in item.targets)
-            for item in ast.walk(method)
-        )
-        if cls is None and sets:
-            break
-    else:
+    own = [method for cls, method in source.functions() if cls is None]
+    found = [method for method in own if any(_sets_head(item) for item in ast.walk(method) if _assigns(item))]
+    found = found or [method for method in own if calls(method, place["loads"])]
+    if not found:
         raise NotFound("nothing in %s sets a head" % place["file"])
+    method = found[0]
     space = source.load(sorted(names_in(method)))
     given = {"target_model": target, "dflash_model": draft, "draft_model": draft}
     left_out: Set[int] = set()
@@ -207,7 +212,11 @@ def _share_v2(source: Source, place: Dict[str, Any], target: Any, draft: Any) ->
             left_out.add(at)
 
 
-def _sets_head(stmt: ast.stmt) -> bool:
+def _assigns(node: ast.AST) -> bool:
+    return isinstance(node, ast.Assign) and any(last_name(target) == "lm_head" for target in node.targets)
+
+
+def _sets_head(stmt: ast.AST) -> bool:
     return any(isinstance(item, ast.Attribute) and item.attr == "lm_head" for item in ast.walk(stmt))
 
 

@@ -119,8 +119,8 @@ SYMBOLS: Dict[str, List[Dict[str, Any]]] = {
             "given": {"num_hash_lookahead_tokens": 0},
         }
     ],
-    # The scheduler's calls that reserve slots, and the configuration that counts them (``properties``; from 0.29.0
-    # it decides all).
+    # The scheduler's calls that reserve slots, and the configuration that counts them (its class
+    # ``owner_class``, from 0.29.0).
     "capability.lookahead_slot": [
         {
             "releases": "0.20.0 to 0.33.0",
@@ -131,7 +131,6 @@ SYMBOLS: Dict[str, List[Dict[str, Any]]] = {
             "config_class": "SpeculativeConfig",
             "owner_file": "config/vllm.py",
             "owner_class": "VllmConfig",
-            "properties": ["num_lookahead_tokens", "num_speculative_tokens"],
         }
     ],
     # The code that gives the drafter the target's head.
@@ -146,6 +145,7 @@ SYMBOLS: Dict[str, List[Dict[str, Any]]] = {
         {
             "releases": "0.24.0 to 0.33.0",
             "file": "v1/worker/gpu/spec_decode/dflash/utils.py",
+            "loads": "get_model",
             "helpers": ["v1/worker/gpu/spec_decode/eagle/utils.py"],
         }
     ],
