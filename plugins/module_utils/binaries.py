@@ -45,10 +45,11 @@ def examine(
     expected: Sequence[extensions.Expected],
     device: str,
     level: str,
-    place: Place = Place(),
+    place: Optional[Place] = None,
     certain: bool = True,
 ) -> List[checks.Check]:
-    """All file checks of the extensions.  ``certain`` is false where ``expected`` is a guess by the version's number."""
+    """All file checks of the extensions.  ``certain`` is false where ``expected`` is guessed by a number."""
+    place = place or Place()
     read = {name: elf.read(path) for name, path in compiled.items()}
     names = {name: os.path.relpath(path, os.path.dirname(package)) for name, path in compiled.items()}
     out = [_extensions(package, compiled, expected, level, certain), _whole(read, names, level)]
@@ -164,7 +165,9 @@ def _abi(
     level: str,
 ) -> checks.Check:
     here: Dict[str, Dict[str, str]] = {}
-    problems, unclear, newest = [], [], {}
+    problems: List[str] = []
+    unclear: List[str] = []
+    newest: Dict[str, str] = {}
     for name, item in whole.items():
         wanted = elf.newest(version for asked in item.versions.values() for version in asked)
         own = elf.folders(compiled[name], item)
@@ -240,13 +243,23 @@ def _architectures(
     evidence = {"architectures": {names[name]: archs for name, archs in found.items()}, "gpus": list(place.gpus)}
     if not holding:
         return checks.make(
-            "ext.arch", "unknown", None, None, level="advisory", evidence=evidence,
+            "ext.arch",
+            "unknown",
+            None,
+            None,
+            level="advisory",
+            evidence=evidence,
             hint="No extension tells which GPUs it was compiled for.",
         )
     told = sorted({arch for archs in holding.values() for arch in archs})
     if not place.gpus:
         return checks.make(
-            "ext.arch", "unknown", "code for this host's GPUs", told, level="advisory", evidence=evidence,
+            "ext.arch",
+            "unknown",
+            "code for this host's GPUs",
+            told,
+            level="advisory",
+            evidence=evidence,
             hint="There is no GPU here to compare with.",
         )
     lacking = [

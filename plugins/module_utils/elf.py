@@ -12,7 +12,7 @@ import os
 import platform
 import re
 import struct
-from typing import Any, Dict, Iterable, List, NamedTuple, Optional, Sequence, Tuple
+from typing import Any, Dict, Iterable, List, NamedTuple, Optional, Sequence, Set, Tuple
 
 #: ``e_machine`` of an ELF file by ``platform.machine()``.
 MACHINES = {"x86_64": 62, "aarch64": 183}
@@ -222,7 +222,7 @@ def architectures(path: str) -> Optional[List[str]]:
             sections = _sections(handle, head)
             (index,) = struct.unpack_from("<H", head, 62)
             names = _at(handle, sections[index].offset, sections[index].size) if sections else b""
-            found: set[str] = set()
+            found: Set[str] = set()
             for item in sections:
                 if item.kind != _NOBITS and _text(names, item.name) in FATBIN_SECTIONS:
                     _containers(handle, item, found)
@@ -231,7 +231,7 @@ def architectures(path: str) -> Optional[List[str]]:
         return None
 
 
-def _containers(handle: Any, section: _Section, found: "set[str]") -> None:
+def _containers(handle: Any, section: _Section, found: Set[str]) -> None:
     """Walk the fat binaries of a section by their headers.  Raises ``ValueError`` for what is none."""
     at, end, steps = section.offset, section.offset + section.size, 0
     while at + 16 <= end and steps < _MOST:
@@ -277,9 +277,7 @@ def number(text: str) -> Tuple[int, ...]:
 def folders(path: str, elf: Elf) -> List[str]:
     """The folders that a library itself names for its libraries, ``$ORIGIN`` filled in."""
     origin = os.path.dirname(os.path.abspath(path))
-    return [
-        os.path.normpath(item.replace("$ORIGIN", origin).replace("${ORIGIN}", origin)) for item in elf.runpath
-    ]
+    return [os.path.normpath(item.replace("$ORIGIN", origin).replace("${ORIGIN}", origin)) for item in elf.runpath]
 
 
 def system_folders(root: str = "/") -> List[str]:

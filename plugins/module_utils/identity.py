@@ -22,27 +22,29 @@ SHORTEST = 7
 #: One sentence for each way in which names of a build disagree, and for each oddity that is none.
 WHY: Dict[str, str] = {
     # disagreements
-    "dirty": "The version carries a date: the tree had uncommitted changes when it was built, so no commit names "
-    "what was built. Commit them, or put them in vllm_source_series, and build again.",
+    "dirty": "The version carries a date: the tree had uncommitted changes when it was built, so no commit "
+    "names what was built. Commit them, or put them in vllm_source_series, and build again.",
     "version_and_commit_id": "The version names one commit and vllm/_version.py another: the files of two builds are "
     "mixed. Install one wheel anew.",
     "origin_and_commit_id": "The installer asked for one commit and the build inside is of another: an older wheel "
     "from a cache answered. Install again without cache.",
-    "head_moved": "The clone stands at another commit than the one that vllm/_version.py was written at: the tree moved "
-    "on after its last build. Build again, or read the tree at that commit.",
+    "head_moved": "The clone stands at another commit than the one that vllm/_version.py was written at: the tree "
+    "moved on after its last build. Build again, or read the tree at that commit.",
     "same_number": "The version's number is the expected one and the commit is not: two builds share a number, "
     "as a wheel with a build tag does. Only the commit tells them apart.",
     "other_commit": "What is installed was built from another commit than the pin with its series: build again.",
     "no_commit": "This build records no commit: its version is a plain number, as at a tag without git or with a "
     "pretended version. Only the hash of its wheel names it.",
-    "given_hash": "The version names a commit and the tool that wrote vllm/_version.py knew none: the version was given "
-    "(SETUPTOOLS_SCM_PRETEND_VERSION), not computed, and proves nothing.",
+    "given_hash": "The version names a commit and the tool that wrote vllm/_version.py knew none: the version was "
+    "given (SETUPTOOLS_SCM_PRETEND_VERSION), not computed, and proves nothing.",
     "mixed": "The metadata and vllm/_version.py state versions that cannot come from one build: one installation was "
     "laid over another. Install one wheel anew.",
-    "no_version_file": "There is no readable vllm/_version.py: the package is not one that was built, or not all of it.",
+    "no_version_file": "There is no readable vllm/_version.py: the package is not one that was built, "
+    "or not all of it.",
     "pretend": "The build computed a version with a commit, the installation states a plain number: it was given "
     "(SETUPTOOLS_SCM_PRETEND_VERSION), not computed. Build again without it.",
-    "suffix": "The same source, built for another device or toolkit: the suffix differs. Install the wheel of this build.",
+    "suffix": "The same source, built for another device or toolkit: the suffix differs. Install the wheel of "
+    "this build.",
     "other_build": "The installed version is not the one that the build recorded: another build is installed.",
     # oddities that are right
     "suffix_in_metadata": "The suffix stands in the metadata only, because it is added after vllm/_version.py is "
@@ -169,7 +171,7 @@ def judge(
 
 
 def named_commits(identity: Mapping[str, Any]) -> Dict[str, str]:
-    """What each place says that the commit is: ``{"vllm/_version.py": ..., "version": ..., "direct_url.json": ...}``."""
+    """What each place says that the commit is: ``{"version": ..., "direct_url.json": ...}``."""
     said = str(identity["commit_id"] or "")
     found = HASH.search(str(identity["version"] or identity["package_version"] or ""))
     vcs = (identity["direct_url"] or {}).get("vcs_info")

@@ -119,9 +119,7 @@ def leftovers(site: str, level: str) -> checks.Check:
     )
 
 
-def shadow(
-    site: str, seen: Optional[Mapping[str, Any]], elsewhere: Sequence[str], level: str
-) -> checks.Check:
+def shadow(site: str, seen: Optional[Mapping[str, Any]], elsewhere: Sequence[str], level: str) -> checks.Check:
     """Second ``vllm`` packages: on the interpreter's own path, or where a careless start would find them first.
 
     ``elsewhere``: folders that only some starts put on the path (working folder, ``PYTHONPATH``): told, not failed.
@@ -140,8 +138,11 @@ def shadow(
         "complete.shadow",
         "fail" if inside or outside else "pass",
         "no other vllm package",
-        "; ".join(["%s is on the path" % path for path in inside]
-                  + ["%s answers when Python is started there" % path for path in outside]) or "no other vllm package",
+        "; ".join(
+            ["%s is on the path" % path for path in inside]
+            + ["%s answers when Python is started there" % path for path in outside]
+        )
+        or "no other vllm package",
         level=level if inside or not outside else "advisory",
         evidence={"taken": (seen or {}).get("origin")},
     )

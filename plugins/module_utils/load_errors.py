@@ -50,7 +50,8 @@ KNOWN: List[Tuple[str, str, str]] = [
     (
         r"undefined symbol: (\S+)",
         "torch_mismatch",
-        "Built against another torch: the symbol {0} is not in this one. Install the torch of the build, or build again.",
+        "Built against another torch: the symbol {0} is not in this one. "
+        "Install the torch of the build, or build again.",
     ),
     (
         r"No module named '?([\w.]+)'?|the file is missing",

@@ -53,7 +53,8 @@ def examine(
         "platform_source": _platform(package) if device == "cpu" else "",
         "driver_symbols": _driver_symbols(compiled.values()) if device == "cuda" else [],
     }
-    outcome = child.run(python, [probe_code, probe_native], payload, user=user, deadline=deadline + 2 * one + len(listed))
+    patience = deadline + 2 * one + len(listed)
+    outcome = child.run(python, [probe_code, probe_native], payload, user=user, deadline=patience)
     seen: Dict[str, Any] = (
         outcome.value if outcome.ok else {"torch_error": outcome.reason, "results": [], "variant": None}
     )

@@ -26,10 +26,23 @@ from ansible_collections.dflash.fleet.plugins.module_utils.probe_code import LOG
 
 #: What vLLM's extensions of 0.20.1 take from the driver's library; a stub that defines them lets all of them load.
 DRIVER_SYMBOLS = (
-    "cuCtxGetCurrent cuCtxSetCurrent cuDeviceGetAttribute cuDevicePrimaryCtxRetain cuGetErrorString "
-    "cuGetProcAddress_v2 cuMemAddressFree cuMemAddressReserve cuMemCreate cuMemGetAllocationGranularity cuMemMap "
-    "cuMemRelease cuMemSetAccess cuMemUnmap cuPointerGetAttribute cuTensorMapEncodeTiled"
-).split()
+    "cuCtxGetCurrent",
+    "cuCtxSetCurrent",
+    "cuDeviceGetAttribute",
+    "cuDevicePrimaryCtxRetain",
+    "cuGetErrorString",
+    "cuGetProcAddress_v2",
+    "cuMemAddressFree",
+    "cuMemAddressReserve",
+    "cuMemCreate",
+    "cuMemGetAllocationGranularity",
+    "cuMemMap",
+    "cuMemRelease",
+    "cuMemSetAccess",
+    "cuMemUnmap",
+    "cuPointerGetAttribute",
+    "cuTensorMapEncodeTiled",
+)
 DRIVER = "libcuda.so.1"
 NO_DRIVER = DRIVER + ": cannot open"
 COMPILERS = ("/usr/bin/gcc", "/usr/bin/cc", "/usr/local/bin/gcc")

@@ -23,6 +23,7 @@ CACHE = "__pycache__"
 LEFTOVER = "~"
 #: How many paths a finding names before it only counts.
 SHOWN = 20
+SIZE = re.compile(r"^[0-9]{1,18}\Z")
 VLLM_DISTRIBUTION = re.compile(r"^vllm(_cpu)?-[^/]+\.(dist|egg)-info$")
 
 
@@ -98,7 +99,7 @@ def entries(site: str, folder: str) -> Optional[List[Entry]]:
                 if not row:
                     continue
                 path, digest, size = (row + ["", ""])[:3]
-                out.append(Entry(path, _hex(digest), int(size) if size.isdigit() else None))
+                out.append(Entry(path, _hex(digest), int(size) if SIZE.match(size) else None))
     except (OSError, UnicodeDecodeError, csv.Error):
         return None
     return out
@@ -154,13 +155,13 @@ def hash_files(root: str, paths: Iterable[str], workers: int = 0) -> Dict[str, s
     def size(path: str) -> int:
         try:
             return os.stat(os.path.join(root, path)).st_size
-        except OSError:
+        except (OSError, ValueError):
             return -1
 
     def one(path: str) -> Tuple[str, str]:
         try:
             return path, digest_file(os.path.join(root, path))
-        except OSError:
+        except (OSError, ValueError):
             return path, ""
 
     ordered = sorted(paths, key=size, reverse=True)
@@ -183,7 +184,7 @@ def verify(site: str, folder: str, workers: int = 0) -> Optional[List[Dict[str, 
             continue
         try:
             size = os.stat(os.path.join(site, entry.path)).st_size
-        except OSError:
+        except (OSError, ValueError):  # a path with a zero byte names nothing
             wrong.append({"path": entry.path, "problem": "missing"})
             continue
         if entry.size is not None and size != entry.size:

@@ -19,7 +19,9 @@ def session_lab() -> Iterator[damage_lab.Lab]:
     root = damage_lab.default_root()
     release = damage_lab.proven_release(root)
     if release is None:
-        pytest.fail(f"{root} holds no proven release to copy: run `make demo` first, or name a root in DFLASH_TEST_ROOT")
+        pytest.fail(
+            f"{root} holds no proven release to copy: run `make demo` first, or name a root in DFLASH_TEST_ROOT"
+        )
     lab = damage_lab.Lab(release)
     yield lab
     lab.close()

@@ -31,7 +31,7 @@ OPT_IN = {"disable_eagle_block_drop": True}
 
 
 def default_root() -> Path:
-    """``dflash_root`` of this checkout's inventory, as inventory/group_vars says it; another one by DFLASH_TEST_ROOT."""
+    """``dflash_root`` of this checkout's inventory, as its group_vars say; another by DFLASH_TEST_ROOT."""
     given = os.environ.get("DFLASH_TEST_ROOT")
     name = hashlib.sha1(os.path.realpath(REPO / "inventory").encode(), usedforsecurity=False).hexdigest()[:8]
     return Path(given) if given else Path(f"/var/tmp/dflash-{name}")

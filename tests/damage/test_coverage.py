@@ -7,7 +7,8 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from test_build_stage import BUILD, CAPABILITIES
+from damage_capabilities import CAPABILITIES
+from damage_cases import BUILD
 
 from ansible_collections.dflash.fleet.plugins.module_utils import checks, vocabulary
 
@@ -23,4 +24,7 @@ def test_every_check_has_a_damage() -> None:
     wanted = {name for name, entry in vocabulary.CHECKS.items() if entry["stage"] in ("build", "host")}
     own = {"ext.ops", "ext.cuda_major", "ext.arch", "complete.requirements", "complete.dependencies"}
     assert own <= named | {"complete.dependencies"}
-    assert sorted(name for name in wanted - covered - own if name not in named or not name.startswith(("host.", "pair."))) == []
+    assert (
+        sorted(name for name in wanted - covered - own if name not in named or not name.startswith(("host.", "pair.")))
+        == []
+    )

@@ -31,12 +31,21 @@ def place() -> Iterator[Path]:
 
 
 def gather(place: Path, **changes: Any) -> dict[str, Any]:
-    asked = {"root": str(place), "user": "nobody", "python": "python3", "address": "127.0.0.1",
-             "port": host.free_port(), "instance": "none", **changes}
+    asked = {
+        "root": str(place),
+        "user": "nobody",
+        "python": "python3",
+        "address": "127.0.0.1",
+        "port": host.free_port(),
+        "instance": "none",
+        **changes,
+    }
     return preflight.gather(**asked)
 
 
-def judged(facts: dict[str, Any], device: str = "cpu", disk: float = 0.1, memory: float = 0.1) -> dict[str, checks.Check]:
+def judged(
+    facts: dict[str, Any], device: str = "cpu", disk: float = 0.1, memory: float = 0.1
+) -> dict[str, checks.Check]:
     return {item["id"]: item for item in preflight.judge(facts, device, disk, memory)}
 
 
@@ -146,8 +155,11 @@ def test_a_cuda_host_with_an_old_driver_and_an_old_gpu(
     tool = place / "nvidia-smi"
     line = "NVRM version: NVIDIA UNIX x86_64 Kernel Module  %s  Fri Nov 28\n"
     monkeypatch.setenv("PATH", f"{place}:{os.environ['PATH']}")
-    for capability, driver, wrong in (("9.0", "580.65.06", set()), ("7.0", "580.65.06", {"host.gpu"}),
-                                      ("9.0", "570.12.01", {"host.driver"})):
+    for capability, driver, wrong in (
+        ("9.0", "580.65.06", set()),
+        ("7.0", "580.65.06", {"host.gpu"}),
+        ("9.0", "570.12.01", {"host.driver"}),
+    ):
         tool.write_text(f"#!/bin/sh\necho {capability}\n")
         tool.chmod(0o755)
         proc("/proc/driver/nvidia/version", lambda _text, driver=driver: line % driver)
@@ -193,8 +205,11 @@ def far_tap(drafter: dict[str, Any]) -> None:
 
 def mixed(drafter: dict[str, Any]) -> None:
     count = drafter["num_hidden_layers"]
-    drafter.update(layer_types=["sliding_attention"] * (count - 1) + ["full_attention"],
-                   sliding_window=2048, use_sliding_window=True)
+    drafter.update(
+        layer_types=["sliding_attention"] * (count - 1) + ["full_attention"],
+        sliding_window=2048,
+        use_sliding_window=True,
+    )
 
 
 @pytest.mark.parametrize(
@@ -218,4 +233,3 @@ def test_each_damage_of_a_configuration_is_named(
     assert found[check_id]["status"] == "fail"
     assert says in checks.sentence(found[check_id])
     assert against(found) - {check_id} <= {"pair.layers", "pair.vocab"}, against(found)
-

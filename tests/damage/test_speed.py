@@ -43,9 +43,7 @@ def test_all_but_the_import_of_torch_within_two_seconds(big: Lab) -> None:
     wish = proof.Wish(manifest=big.manifest, speculative_config={"disable_eagle_block_drop": True})
     found: list[checks.Check] = []
     with mock.patch.object(loading, "examine", lambda *_a, **_k: []):
-        times = [
-            seconds(lambda: found.extend(proof.inspect_release(str(big.release), wish)[0])) for _ in range(ROUNDS)
-        ]
+        times = [seconds(lambda: found.extend(proof.inspect_release(str(big.release), wish)[0])) for _ in range(ROUNDS)]
     assert {item["id"]: item["status"] for item in found}["complete.record"] == "pass"
     print("proof of 700 MB without torch's import: %s s" % ", ".join("%.2f" % item for item in times))
     # The best of a few: other work on the machine slows a run, nothing makes one faster than it is.
@@ -66,7 +64,9 @@ def test_hashing_is_as_fast_as_the_system_tool(big: Lab) -> None:
         theirs.append(seconds(tool))
         ours.append(seconds(lambda: record.hash_files(str(big.package), files, workers=1)))
     rate = statistics.median(theirs) / statistics.median(ours)
-    print("hashing: ours %.2f s, sha256sum %.2f s, rate %.2f" % (statistics.median(ours), statistics.median(theirs), rate))
+    print(
+        "hashing: ours %.2f s, sha256sum %.2f s, rate %.2f" % (statistics.median(ours), statistics.median(theirs), rate)
+    )
     assert rate >= 0.8, (ours, theirs)
 
 

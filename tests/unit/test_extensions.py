@@ -10,7 +10,8 @@ from pathlib import Path
 import pytest
 import vllm_tree as tree
 
-from ansible_collections.dflash.fleet.plugins.module_utils import binaries, elf as elves, extensions
+from ansible_collections.dflash.fleet.plugins.module_utils import binaries, extensions
+from ansible_collections.dflash.fleet.plugins.module_utils import elf as elves
 
 
 @pytest.mark.parametrize(

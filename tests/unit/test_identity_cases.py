@@ -57,99 +57,140 @@ CASES: list[tuple[str, dict[str, Any], dict[str, Any] | None, tuple[str, str | N
     (
         "the seed's version, as pip says it",
         {"version": SEED, "package": SEED, "commit": "g3cfc8f8b7", "url": git(SEED_COMMIT)},
-        SEED_BUILD, ("pass", None), ("pass", ["no_tags"]),
+        SEED_BUILD,
+        ("pass", None),
+        ("pass", ["no_tags"]),
     ),
     (
         "the seed's version where another commit of the fork was pinned",
         {"version": SEED, "package": SEED, "commit": "g3cfc8f8b7"},
-        manifest("a" * 40, "0.1.dev16020+gaaaaaaaaa"), ("fail", "other_commit"), ("fail", "other_build"),
+        manifest("a" * 40, "0.1.dev16020+gaaaaaaaaa"),
+        ("fail", "other_commit"),
+        ("fail", "other_build"),
     ),
     (
         "the seed's version, and a cached wheel of another commit inside",
         {"version": SEED, "package": SEED, "commit": "g3cfc8f8b7", "url": git("b" * 40)},
-        SEED_BUILD, ("fail", "origin_and_commit_id"), ("pass", ["no_tags"]),
+        SEED_BUILD,
+        ("fail", "origin_and_commit_id"),
+        ("pass", ["no_tags"]),
     ),
     (
         "the seed's metadata over the files of an older installation",
         {"version": SEED, "package": "0.20.1", "commit": "gf98b2747f"},
-        SEED_BUILD, ("fail", "version_and_commit_id"), ("fail", "mixed"),
+        SEED_BUILD,
+        ("fail", "version_and_commit_id"),
+        ("fail", "mixed"),
     ),
     (
         "a suffix in the metadata only",
         {"version": "0.20.2.dev1+gc3575f5b5.cu132", "package": "0.20.2.dev1+gc3575f5b5", "commit": "gc3575f5b5"},
         manifest("c3575f5b5" + "0" * 31, "0.20.2.dev1+gc3575f5b5.cu132", "0.20.2.dev1+gc3575f5b5"),
-        ("pass", None), ("pass", ["suffix_in_metadata"]),
+        ("pass", None),
+        ("pass", ["suffix_in_metadata"]),
     ),
     (
         "the same source for another toolkit",
         {"version": "0.20.2.dev1+gc3575f5b5.cu129", "package": "0.20.2.dev1+gc3575f5b5", "commit": "gc3575f5b5"},
         manifest("c3575f5b5" + "0" * 31, "0.20.2.dev1+gc3575f5b5.cu132", "0.20.2.dev1+gc3575f5b5"),
-        ("pass", None), ("fail", "suffix"),
+        ("pass", None),
+        ("fail", "suffix"),
     ),
     (
         "a dirty tree at the tag",
-        {"version": "0.20.2.dev0+gf98b2747f.d20260504", "package": "0.20.2.dev0+gf98b2747f.d20260504",
-         "commit": "gf98b2747f"},
-        manifest(RELEASE, "0.20.1"), ("fail", "dirty"), ("fail", "other_build"),
+        {
+            "version": "0.20.2.dev0+gf98b2747f.d20260504",
+            "package": "0.20.2.dev0+gf98b2747f.d20260504",
+            "commit": "gf98b2747f",
+        },
+        manifest(RELEASE, "0.20.1"),
+        ("fail", "dirty"),
+        ("fail", "other_build"),
     ),
     (
         "at a tag the version has no hash, and the file has",
         {"version": "0.20.1", "package": "0.20.1", "commit": "gf98b2747f"},
-        manifest(RELEASE, "0.20.1"), ("pass", None), ("pass", None),
+        manifest(RELEASE, "0.20.1"),
+        ("pass", None),
+        ("pass", None),
     ),
     (
         "at a tag, nothing names the commit",
         {"version": "0.20.1", "package": "0.20.1", "commit": None},
-        manifest(RELEASE, "0.20.1"), ("unknown", "no_commit"), ("pass", None),
+        manifest(RELEASE, "0.20.1"),
+        ("unknown", "no_commit"),
+        ("pass", None),
     ),
     (
         "a tag of the fork is nearer than the release",
         {"version": "7.1.1.dev4+gc3575f5b5", "package": "7.1.1.dev4+gc3575f5b5", "commit": "gc3575f5b5"},
         manifest("c3575f5b5" + "0" * 31, "7.1.1.dev4+gc3575f5b5", nearest={"nearest": "v0.20.1", "ahead": 9}),
-        ("pass", None), ("pass", ["foreign_tag"]),
+        ("pass", None),
+        ("pass", ["foreign_tag"]),
     ),
     (
         "the release's own tag is the nearest",
         {"version": "0.20.2.dev4+gc3575f5b5", "package": "0.20.2.dev4+gc3575f5b5", "commit": "gc3575f5b5"},
         manifest("c3575f5b5" + "0" * 31, "0.20.2.dev4+gc3575f5b5", nearest={"nearest": "v0.20.1", "ahead": 4}),
-        ("pass", None), ("pass", None),
+        ("pass", None),
+        ("pass", None),
     ),
     (
         "a wheel with a build tag, of the same number and another commit",
         {"version": "0.20.1", "package": "0.20.1", "commit": "gc3575f5b5", "tag": "1"},
-        manifest(RELEASE, "0.20.1"), ("fail", "same_number"), ("pass", None),
+        manifest(RELEASE, "0.20.1"),
+        ("fail", "same_number"),
+        ("pass", None),
     ),
     (
         "a pretended number",
         {"version": "0.20.1", "package": "0.20.1", "commit": None},
-        manifest(RELEASE, "0.20.2.dev1+gf98b2747f"), ("unknown", "no_commit"), ("fail", "pretend"),
+        manifest(RELEASE, "0.20.2.dev1+gf98b2747f"),
+        ("unknown", "no_commit"),
+        ("fail", "pretend"),
     ),
     (
         "a pretended number with a hash that is the right one",
         {"version": "0.20.1+gf98b2747f", "package": "0.20.1+gf98b2747f", "commit": None},
-        manifest(RELEASE, "0.20.1+gf98b2747f"), ("unknown", "given_hash"), ("pass", None),
+        manifest(RELEASE, "0.20.1+gf98b2747f"),
+        ("unknown", "given_hash"),
+        ("pass", None),
     ),
     (
         "a pretended number with a hash that is another",
         {"version": "0.20.1+gc3575f5b5", "package": "0.20.1+gc3575f5b5", "commit": None},
-        manifest(RELEASE, "0.20.1+gc3575f5b5"), ("fail", "given_hash"), ("pass", None),
+        manifest(RELEASE, "0.20.1+gc3575f5b5"),
+        ("fail", "given_hash"),
+        ("pass", None),
     ),
     (
         "a tool of before the field: the hash is in the version",
-        {"version": SEED, "package": SEED, "field": False}, SEED_BUILD, ("pass", None), ("pass", ["no_tags"]),
+        {"version": SEED, "package": SEED, "field": False},
+        SEED_BUILD,
+        ("pass", None),
+        ("pass", ["no_tags"]),
     ),
     (
         "a version that names one commit, a file that names another",
         {"version": SEED, "package": SEED, "commit": "gc3575f5b5"},
-        SEED_BUILD, ("fail", "version_and_commit_id"), ("pass", ["no_tags"]),
+        SEED_BUILD,
+        ("fail", "version_and_commit_id"),
+        ("pass", ["no_tags"]),
     ),
     (
         "no version file",
-        {"version": SEED, "url": git(SEED_COMMIT)}, SEED_BUILD, ("pass", None), ("fail", "no_version_file"),
+        {"version": SEED, "url": git(SEED_COMMIT)},
+        SEED_BUILD,
+        ("pass", None),
+        ("fail", "no_version_file"),
     ),
-    ("six digits name too many commits",
-     {"version": "0.20.1", "package": "0.20.1", "commit": "gf98b27"}, manifest(RELEASE, "0.20.1"),
-     ("unknown", "no_commit"), ("pass", None)),
+    (
+        "six digits name too many commits",
+        {"version": "0.20.1", "package": "0.20.1", "commit": "gf98b27"},
+        manifest(RELEASE, "0.20.1"),
+        ("unknown", "no_commit"),
+        ("pass", None),
+    ),
 ]
 
 
@@ -174,7 +215,9 @@ def test_each_disagreement_has_its_own_sentence(
 
 
 def test_every_sentence_is_used_and_no_two_are_alike(tmp_path: Path) -> None:
-    used = {case[3][1] for case in CASES} | {word for case in CASES if isinstance(case[4][1], list) for word in case[4][1]}
+    used = {case[3][1] for case in CASES} | {
+        word for case in CASES if isinstance(case[4][1], list) for word in case[4][1]
+    }
     used |= {case[4][1] for case in CASES if isinstance(case[4][1], str)}
     # The rest has tests of its own below.
     assert set(identity.WHY) - used == {"head_moved", "by_wheel"}

@@ -29,8 +29,16 @@ MESSAGES = [
     ("libtorch_cuda.so: cannot open shared object file: No such file or directory", "torch_is_cpu", "CUDA torch"),
     ("libc10.so: cannot open shared object file: No such file or directory", "torch_not_loaded", "torch"),
     ("libnvrtc.so.13: cannot open shared object file: No such file or directory", "toolkit_missing", "libnvrtc.so.13"),
-    ("libcudart.so.13: cannot open shared object file: No such file or directory", "toolkit_missing", "libcudart.so.13"),
-    ("libcublas.so.13: cannot open shared object file: No such file or directory", "toolkit_missing", "libcublas.so.13"),
+    (
+        "libcudart.so.13: cannot open shared object file: No such file or directory",
+        "toolkit_missing",
+        "libcudart.so.13",
+    ),
+    (
+        "libcublas.so.13: cannot open shared object file: No such file or directory",
+        "toolkit_missing",
+        "libcublas.so.13",
+    ),
     ("libnuma.so.1: cannot open shared object file: No such file or directory", "library_missing", "libnuma.so.1"),
     (
         "/x/_C_AVX2.abi3.so: undefined symbol: _ZNR5torch7Library4_defEON3c106eitherINS1_12OperatorName",
@@ -46,13 +54,19 @@ MESSAGES = [
     ("_C.abi3.so: killed by SIGKILL (killed, perhaps for memory)", "killed", "memory"),
     ("_C.abi3.so: killed by SIGSEGV", "crash", "crashes"),
     ("_C.abi3.so: no answer within 60 s", "hang", "driver that hangs"),
-    ("/lib/x86_64-linux-gnu/libc.so.6: version `GLIBC_2.38' not found (required by /x/_C.abi3.so)", "system_old",
-     "GLIBC 2.38"),
+    (
+        "/lib/x86_64-linux-gnu/libc.so.6: version `GLIBC_2.38' not found (required by /x/_C.abi3.so)",
+        "system_old",
+        "GLIBC 2.38",
+    ),
     ("version `GLIBCXX_3.4.32' not found (required by /x/_C.abi3.so)", "system_old", "GLIBCXX 3.4.32"),
     ("/x/_C.abi3.so: wrong ELF class: ELFCLASS32", "other_machine", "another machine"),
     ("/x/_C.abi3.so: failed to map segment from shared object", "not_executable", "noexec"),
-    ("/x/_C.abi3.so: cannot enable executable stack as shared object requires: Invalid argument", "executable_stack",
-     "noexecstack"),
+    (
+        "/x/_C.abi3.so: cannot enable executable stack as shared object requires: Invalid argument",
+        "executable_stack",
+        "noexecstack",
+    ),
     ("libgomp.so.1: cannot allocate memory in static TLS block", "static_tls", "LD_PRELOAD"),
     ("CUDA driver version is insufficient for CUDA runtime version", "driver_old", "580"),
     ("Only a single TORCH_LIBRARY can be used to register the namespace _C", "registered_twice", "Two copies"),
@@ -103,7 +117,9 @@ def lab() -> Iterator[Path]:
     python = child.any_python(None)
     version = subprocess.run(
         [python, "-I", "-c", "import sys; print('python%d.%d' % sys.version_info[:2])"],
-        check=True, capture_output=True, text=True,
+        check=True,
+        capture_output=True,
+        text=True,
     ).stdout.strip()
     site = root / "lib" / version / "site-packages"
     (site / "torch").mkdir(parents=True)
@@ -128,15 +144,25 @@ def empty_library(lab: Path, soname: str, code: str = "") -> str:
     folder = lab / "link"
     folder.mkdir(exist_ok=True)
     (folder / "x.c").write_text(code)
-    subprocess.run([str(GCC), "-shared", "-fPIC", "-w", f"-Wl,-soname,{soname}", "-o", str(folder / soname),
-                    str(folder / "x.c")], check=True)
+    subprocess.run(
+        [str(GCC), "-shared", "-fPIC", "-w", f"-Wl,-soname,{soname}", "-o", str(folder / soname), str(folder / "x.c")],
+        check=True,
+    )
     return str(folder / soname)
 
 
 def examine(lab: Path, path: str, device: str = "cuda", deadline: float = 30.0) -> dict[str, Any]:
     wanted = [extensions.Expected("vllm._C", True)]
-    found = loading.examine(str(lab / "bin" / "python"), str(lab), {"vllm._C": path} if path else {}, wanted, device,
-                            user=None, deadline=deadline, level="required")
+    found = loading.examine(
+        str(lab / "bin" / "python"),
+        str(lab),
+        {"vllm._C": path} if path else {},
+        wanted,
+        device,
+        user=None,
+        deadline=deadline,
+        level="required",
+    )
     assert [item["id"] for item in found] == ["ext.import:vllm._C"]
     return found[0]
 
@@ -149,8 +175,11 @@ def test_operators_are_counted_over_a_stub_of_the_driver(lab: Path) -> None:
     """A right CUDA extension on a host without driver: it takes functions and needs the driver's library."""
     driver = empty_library(lab, "libcuda.so.1", "int cuMemCreate(void){return 0;}\nint cuNewThing(void){return 0;}\n")
     path = library(
-        lab, "right", OPERATORS % 95 + "int cuMemCreate(void); int cuNewThing(void);\n"
-        "void *table[] = {cuMemCreate, cuNewThing};\n", "-Wl,--no-as-needed", driver,
+        lab,
+        "right",
+        OPERATORS % 95 + "int cuMemCreate(void); int cuNewThing(void);\nvoid *table[] = {cuMemCreate, cuNewThing};\n",
+        "-Wl,--no-as-needed",
+        driver,
     )
     found = examine(lab, path)
     assert (found["status"], found["level"]) == ("pass", "required")
@@ -163,10 +192,17 @@ def test_operators_are_counted_over_a_stub_of_the_driver(lab: Path) -> None:
 @needs_gcc
 def test_without_a_compiler_it_cannot_be_known(lab: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     driver = empty_library(lab, "libcuda.so.1", "int cuMemCreate(void){return 0;}\n")
-    path = library(lab, "nocc", OPERATORS % 1 + "int cuMemCreate(void);\nvoid *t[] = {cuMemCreate};\n",
-                   "-Wl,--no-as-needed", driver)
+    path = library(
+        lab,
+        "nocc",
+        OPERATORS % 1 + "int cuMemCreate(void);\nvoid *t[] = {cuMemCreate};\n",
+        "-Wl,--no-as-needed",
+        driver,
+    )
     source = child.source_of
-    monkeypatch.setattr(child, "source_of", lambda module: source(module).replace('"/usr/bin/gcc", "/usr/bin/cc", ', ""))
+    monkeypatch.setattr(
+        child, "source_of", lambda module: source(module).replace('"/usr/bin/gcc", "/usr/bin/cc", ', "")
+    )
     if os.path.exists("/usr/local/bin/gcc"):
         pytest.skip("a compiler stands at a third place")
     found = examine(lab, path)
@@ -178,8 +214,14 @@ def test_without_a_compiler_it_cannot_be_known(lab: Path, monkeypatch: pytest.Mo
 @needs_gcc
 def test_a_library_that_is_wrong_in_more_than_the_driver_fails_over_the_stub(lab: Path) -> None:
     driver = empty_library(lab, "libcuda.so.1", "int cuMemCreate(void){return 0;}\n")
-    path = library(lab, "both", OPERATORS % 1 + "int cuMemCreate(void); int _ZNR5torch7Library4_def(void);\n"
-                   "void *t[] = {cuMemCreate, _ZNR5torch7Library4_def};\n", "-Wl,--no-as-needed", driver)
+    path = library(
+        lab,
+        "both",
+        OPERATORS % 1 + "int cuMemCreate(void); int _ZNR5torch7Library4_def(void);\n"
+        "void *t[] = {cuMemCreate, _ZNR5torch7Library4_def};\n",
+        "-Wl,--no-as-needed",
+        driver,
+    )
     found = examine(lab, path)
     assert (found["status"], found["level"], found["evidence"]["cause"]) == ("fail", "required", "torch_mismatch")
     assert "_ZNR5torch7Library4_def" in found["hint"]
@@ -193,12 +235,27 @@ def test_a_library_that_is_wrong_in_more_than_the_driver_fails_over_the_stub(lab
         ("cputorch", OPERATORS % 1, "libtorch_cuda.so", "torch_is_cpu", "libtorch_cuda.so"),
         ("numa", OPERATORS % 1, "libnotthere.so.1", "library_missing", "libnotthere.so.1"),
         ("symbol", "int gone(void);\nvoid *t[] = {gone};\n" + OPERATORS % 1, "", "torch_mismatch", "gone"),
-        ("crash", "__attribute__((constructor)) void f(void){*(volatile int*)0=1;}\n" + OPERATORS % 1, "", "crash",
-         "SIGSEGV"),
-        ("illegal", "__attribute__((constructor)) void f(void){__builtin_trap();}\n" + OPERATORS % 1, "",
-         "other_processor", "SIGILL"),
-        ("hang", "unsigned sleep(unsigned);\n__attribute__((constructor)) void f(void){for(;;)sleep(9);}\n"
-         + OPERATORS % 1, "", "hang", "no answer within 2 s"),
+        (
+            "crash",
+            "__attribute__((constructor)) void f(void){*(volatile int*)0=1;}\n" + OPERATORS % 1,
+            "",
+            "crash",
+            "SIGSEGV",
+        ),
+        (
+            "illegal",
+            "__attribute__((constructor)) void f(void){__builtin_trap();}\n" + OPERATORS % 1,
+            "",
+            "other_processor",
+            "SIGILL",
+        ),
+        (
+            "hang",
+            "unsigned sleep(unsigned);\n__attribute__((constructor)) void f(void){for(;;)sleep(9);}\n" + OPERATORS % 1,
+            "",
+            "hang",
+            "no answer within 2 s",
+        ),
     ],
 )
 def test_each_real_failure_is_named_with_its_remedy(
@@ -231,8 +288,15 @@ def test_a_file_that_is_not_there(lab: Path) -> None:
 @needs_gcc
 def test_a_symbol_that_only_the_driver_has_says_nothing(lab: Path) -> None:
     """The stub defines what the files name; what a library asks for as it runs, only a driver knows."""
-    result = {"ok": False, "error": "/x/a.so: undefined symbol: cuNeverSeen", "ops": 0, "signal": 0,
-              "namespaces": {}, "seconds": 0.1, "stub": "a stub"}
+    result = {
+        "ok": False,
+        "error": "/x/a.so: undefined symbol: cuNeverSeen",
+        "ops": 0,
+        "signal": 0,
+        "namespaces": {},
+        "seconds": 0.1,
+        "stub": "a stub",
+    }
     assert loading._import("vllm._C", None, "/x/a.so", result, {}, "required")["status"] == "unknown"
     del result["stub"]
     assert loading._import("vllm._C", None, "/x/a.so", result, {}, "required")["status"] == "fail"
