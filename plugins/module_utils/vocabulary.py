@@ -229,7 +229,7 @@ CHECKS: Dict[str, Dict[str, Any]] = {
     "ext.arch": {
         "stage": "build", "required_when": "cuda",
         "question": "Do the extensions hold code for this host's GPUs?",
-        "remedy": "Build with the GPU's architecture in vllm_build_architectures.",
+        "remedy": "Build for the GPU's architecture (TORCH_CUDA_ARCH_LIST), or take a wheel that holds it.",
     },
     "ext.import": {
         "stage": "build", "required_when": "extension", "object": True,
