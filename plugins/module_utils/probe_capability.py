@@ -139,6 +139,8 @@ def _handed(
         vars(owner).update(speculative_config=spec, vllm_config=Loose(speculative_config=spec))
     given = {a.arg: spec for a in method.args.args if "spec" in a.arg}
     given.update(self=owner, vllm_config=Loose(speculative_config=spec))
+    if method.name.startswith("_") and not calls(source.tree, method.name):
+        return None  # a part of the class that nobody calls
     if not _refusing(run_to, source, method, sink, space, given):
         return None
     sunk = [args for path, args, _kw in LOG if path.split(".")[-1] == sink]

@@ -72,6 +72,7 @@ def run_to(source: Source, method: ast.FunctionDef, sink: str, space: Dict[str, 
     )
     block, index, tests = chosen
     first = next((i for i, stmt in enumerate(block[:index]) if assigned([stmt]) & needs), index)
+    index = max(at for at, stmt in enumerate(block) if wanted(stmt))  # the last call is the one that counts
     for test, outcome in tests:
         try:
             if bool(evaluate(source, method, test, space, given)) is not outcome:

@@ -83,6 +83,10 @@ MUTANTS: list[Mutant] = [
     one("user returns first", "early return", RUNNER,
         "        # Try to get auxiliary layers from speculative config,\n",
         "        return\n", OFF_V1, short=True),
+    one("taps overwritten", "value unused", RUNNER, "        self.model.set_aux_hidden_state_layers(aux_layers)",
+        "        self.model.set_aux_hidden_state_layers(aux_layers)\n"
+        "        self.model.set_aux_hidden_state_layers((0, 1))", OFF_V1, short=True),
+    one("setup never called", "deletion", RUNNER, "self._setup_eagle3_aux_hidden_state_outputs()", "pass", OFF_V1),
     one("shift by index", "wrong layer index", RUNNER, SHIFT_V1, "i + 1 for i, _ in enumerate" + TAKE, OFF_V1),
     one("shift in another spelling", "other spelling", RUNNER, SHIFT_V1, "1 - -i for i in " + TAKE, short=True),
     one("loop variable", "other spelling", RUNNER, SHIFT_V1, "one + 1 for one in " + TAKE),
