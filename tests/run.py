@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Runs the stages of ``make test`` in order and says what came of them in the last line.
 
-``python tests/run.py [lint] [unit] [e2e]``; without a name all stages run.  A stage that executes no
+``python tests/run.py [lint] [unit] [e2e] [damage]``; without a name all stages run.  A stage that executes no
 test has failed: nothing passes by being absent.
 """
 
@@ -17,8 +17,12 @@ from pathlib import Path
 from xml.etree import ElementTree
 
 REPO = Path(__file__).resolve().parent.parent
-PYTEST = {"unit": ["tests/unit", "tests/house"], "e2e": ["tests/e2e", "-v"]}
-STAGES = ("lint", "unit", "e2e")
+PYTEST = {
+    "unit": ["tests/unit", "tests/truth_table", "tests/house"],
+    "e2e": ["tests/e2e", "-v"],
+    "damage": ["tests/damage"],
+}
+STAGES = ("lint", "unit", "e2e", "damage")
 
 
 @dataclass
@@ -75,7 +79,7 @@ def main(names: list[str]) -> int:
     print()
     for item in outcomes:
         word = "FAILED" if item.failed else "ok"
-        print(f"{item.stage:5} {word:6} {item.passed} passed, {item.failed} failed, {item.seconds:.0f} s")
+        print(f"{item.stage:6} {word:6} {item.passed} passed, {item.failed} failed, {item.seconds:.0f} s")
     failed = sum(item.failed for item in outcomes)
     skipped = sum(item.skipped for item in outcomes)
     tail = f", {skipped} skipped" if skipped else ""

@@ -48,7 +48,8 @@ class ActionModule(ActionBase):
         task_vars = task_vars or {}
         result = super().run(tmp, task_vars)
         try:
-            result.update(self._inputs(task_vars))
+            diagnosis = self._task.args.get("scope", "deploy") == "verify"
+            result.update(self._diagnosis(task_vars) if diagnosis else self._inputs(task_vars))
         except DflashError as error:
             result.update(failed=True, msg=str(error), errors=[str(error)])
         return result
@@ -116,10 +117,34 @@ class ActionModule(ActionBase):
             and drafter["revision"] == canary["drafter"]["revision"],
         }
 
+    def _diagnosis(self, task_vars: Dict[str, Any]) -> Dict[str, Any]:
+        """The few inputs of a diagnosis: no model, no build, and a host that nothing else is known of."""
+        declared = self._declarations()
+        given = self._given(inputs.VERIFY, task_vars)
+        values, errors = inputs.merge({name: declared[name] for name in inputs.VERIFY}, given)
+        bad, warnings = inputs.unknown_names(
+            [str(name) for name in task_vars], declared, ActionModule._roles, values["dflash_allow_unknown_vars"]
+        )
+        values, instance, more = inputs.apply_instance(values, declared)
+        errors += bad + more + inputs.verify(values)
+        base = self._base(task_vars)
+        report_dir = os.path.join(base, values["dflash_report_dir"] or "runs")
+        if not values["dflash_report_dir"] and not errors:
+            report_dir = os.path.join(self._state_folder(base), "runs")
+        if errors:
+            return {"failed": True, "msg": "; ".join(errors), "errors": errors, "warnings": warnings,
+                    "report_dir": report_dir}
+        # The account of a deployment is there where one was made; elsewhere every host has this one.
+        values["dflash_service_user"] = given.get("dflash_service_user", "nobody")
+        return {"changed": False, "warnings": warnings, "inputs": values, "instance": instance,
+                "report_dir": report_dir}
+
     @staticmethod
     def _base(task_vars: Dict[str, Any]) -> str:
         """The folder that relative paths count from: an inventory folder's parent, or an inventory file's folder."""
-        folder = str(task_vars.get("inventory_dir") or os.getcwd())
+        folder = str(task_vars.get("inventory_dir") or "")
+        if not os.path.isdir(folder):  # "-i host," lies nowhere
+            folder = os.getcwd()
         sources = context.CLIARGS.get("inventory") or constants.DEFAULT_HOST_LIST
         given = {os.path.realpath(source) for source in sources if os.path.isdir(source)}
         return os.path.dirname(os.path.realpath(folder)) if os.path.realpath(folder) in given else folder

@@ -15,7 +15,7 @@ from ansible.module_utils.parsing.convert_bool import boolean
 from ansible.plugins.action import ActionBase
 
 from ansible_collections.dflash.fleet.plugins.action.dflash_inputs import plain
-from ansible_collections.dflash.fleet.plugins.module_utils import schema, verdict
+from ansible_collections.dflash.fleet.plugins.module_utils import diagnosis, schema, verdict
 from ansible_collections.dflash.fleet.plugins.module_utils.errors import DflashError
 from ansible_collections.dflash.fleet.plugins.module_utils.files import switch_link, write_json
 
@@ -27,6 +27,7 @@ SEEN = {
     "state": "__dflash_plan_state",
     "verify": "__vllm_verify_build",
     "outcome": "__dflash_outcome",
+    "job": "__vllm_build_job",
 }
 
 
@@ -40,7 +41,9 @@ class ActionModule(ActionBase):
         """Collect every host's results, write, print."""
         task_vars = task_vars or {}
         result = super().run(tmp, task_vars)
-        entries = {}
+        entries: Dict[str, Any] = {}
+        found: Dict[str, Dict[str, Any]] = {}
+        built: Dict[str, Any] = {}
         predict = self._task.check_mode or boolean(self._task.args.get("predict", False))
         report_dir = ""
         starts = [time.time()]
@@ -51,17 +54,26 @@ class ActionModule(ActionBase):
             }
             seen["lost"] = name not in task_vars["ansible_play_hosts"]
             seen["pin"] = (seen["pin"] or {}).get("pin")
-            seen["notes"] = plain((seen_by.get("__dflash_plan_inputs") or {}).get("notes") or [])
-            entries[str(name)] = verdict.host_entry(seen, predict)
-            typed = seen_by.get("__dflash_plan_inputs") or {}
+            manifest = (seen.pop("job") or {}).get("manifest") or {}
+            built[str(manifest.get("build_id") or "")] = manifest
+            found[str(name)] = seen
+            typed = seen_by.get("__dflash_plan_inputs") or seen_by.get("__vllm_verify_inputs") or {}
+            seen["notes"] = plain(typed.get("notes") or [])
             starts.append(float(typed.get("started") or time.time()))
             report_dir = report_dir or str(typed.get("report_dir") or "")
+        for name, seen in found.items():
+            # What a builder made in this run is told for every host that has it.
+            seen["build"] = built.get(str((seen["state"] or {}).get("build_id") or "none"))
+            entries[name] = verdict.host_entry(seen, predict)
         started = min(starts)
         outcome = verdict.build(entries, predict, self._utc(started), self._utc(time.time()))
         try:
             path = self._write(outcome, report_dir or os.path.join(os.getcwd(), "runs"), started)
         except (DflashError, OSError) as error:
             return dict(result, failed=True, msg="the verdict could not be written: %s" % error)
+        for name, entry in sorted(entries.items()):
+            for line in diagnosis.table(name, entry) if entry["phase"] == "verify" and entry["checks"] else []:
+                self._display.display(CONTROL.sub("?", line))
         for line in verdict.recap(outcome, path, self._resume()):
             self._display.display(CONTROL.sub("?", line))
         causes = verdict.exit_causes(entries)

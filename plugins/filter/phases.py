@@ -6,7 +6,7 @@ from __future__ import annotations
 
 from typing import Any, Callable, Dict, List, Mapping, Sequence
 
-from ansible_collections.dflash.fleet.plugins.module_utils import checks, plan
+from ansible_collections.dflash.fleet.plugins.module_utils import checks, diagnosis, plan
 
 #: Groups of hosts that a phase visits, made by ``group_by`` while the run goes on.
 VISITED: Dict[str, List[str]] = {
@@ -60,4 +60,10 @@ class FilterModule:
 
     def filters(self) -> Dict[str, Callable[..., Any]]:
         """Name to function."""
-        return {"phase_hosts": phase_hosts, "builders": builders, "against": against, "against_ids": against_ids}
+        return {
+            "phase_hosts": phase_hosts,
+            "builders": builders,
+            "against": against,
+            "against_ids": against_ids,
+            "diagnosed": diagnosis.outcome,
+        }

@@ -121,14 +121,17 @@ class Job:
         with self.netrc:
             mirror = source.update_mirror(self.root, self.origin["repo"], self.origin["ref"], self.spec["pin"],
                                           self.env, self.run.say)
+            required = source.required_commits(mirror, self.spec["pin"], self.spec.get("requires_commits", []))
         commit = source.checkout(mirror, self.tree, self.spec["pin"], self.series, self.env, self.run.say)
-        base = ""
-        if self.spec.get("precompiled") and self.spec["precompiled"].get("base"):
-            git = source.Git(self.tree, self.env, self.run.say)
-            base = source.refuse_native_changes(git, self.spec["precompiled"]["base"], commit)
+        nearest, wheel = source.facts(mirror, self.spec["pin"]), self.spec.get("precompiled")
+        # Without a wheel the nearest release is the base to tell the difference from.
+        base = (wheel.get("base") or "") if wheel else nearest["nearest"]
+        git = source.Git(self.tree, self.env, self.run.say)
+        changes = source.native_changes(git, base, commit) if base else None
+        start = source.refuse_native(changes) if wheel and changes else ""
         if self.done.get("source", {}).get("commit") not in (None, commit):
             self.done.clear()
-        self.mark("source", commit=commit, base_commit=base, nearest=source.facts(mirror, self.spec["pin"]))
+        self.mark("source", commit=commit, base_commit=start, nearest=nearest, native=changes, required=required)
 
     def step_env(self) -> None:
         store = os.path.join(self.root, "buildenv")
@@ -180,8 +183,8 @@ class Job:
                     "vllm_build_precompiled_base", "Name the tag or commit that its binaries were built from.",
                 )
             git = source.Git(self.tree, self.env, self.run.say)
-            self.done["source"]["base_commit"] = source.refuse_native_changes(
-                git, recorded, self.done["source"]["commit"])
+            changes = source.native_changes(git, recorded, self.done["source"]["commit"])
+            self.done["source"].update(native=changes, base_commit=source.refuse_native(changes))
         elif recorded and not self.done["source"]["base_commit"].startswith(recorded):
             raise DflashError(
                 "The wheel was built from %s, not from %s" % (recorded, wanted["base"]),
@@ -313,6 +316,7 @@ class Job:
             "schema": 1, "kind": "build", "build_id": self.build_id, "pin": self.spec["pin"],
             "series": [{"name": patch["name"], "sha256": patch["sha256"]} for patch in self.series],
             "commit": done["source"]["commit"], "nearest": done["source"]["nearest"], "mode": self.spec["mode"],
+            "native": done["source"]["native"], "requires_commits": done["source"]["required"],
             "device": self.spec["device"],
             "base": {key: base[key] for key in ("requirement", "sha256", "declared", "commit")} if base else None,
             "torch": done["requirements"]["torch"], "python": self.facts["version"],

@@ -4,7 +4,6 @@
 
 from __future__ import annotations
 
-import os
 from typing import Any, Dict, List, Mapping, NamedTuple, Optional, Set, Tuple
 
 from ansible_collections.dflash.fleet.plugins.module_utils import (
@@ -13,9 +12,12 @@ from ansible_collections.dflash.fleet.plugins.module_utils import (
     probe_answer,
     probe_capability,
     probe_code,
+    probe_extra,
+    probe_follow,
     probe_swa,
     symbols,
 )
+from ansible_collections.dflash.fleet.plugins.module_utils.places import Tree
 
 SLIDING = "sliding_attention"
 FULL = "full_attention"
@@ -28,7 +30,9 @@ GENERIC_LAYERS = [SLIDING] * 4 + [FULL]
 OTHER_IDS = [0, 3, 7]
 OPTION = "disable_eagle_block_drop"
 RUNNERS = ("v1", "v2")
-PROGRAM = (probe_code, probe_answer, probe_swa, probe_capability)
+PROGRAM = (probe_code, probe_answer, probe_follow, probe_swa, probe_extra, probe_capability)
+#: The architecture of the second generation.
+DFLASH2 = "DFlash2DraftModel"
 
 #: What the layer's code reads besides; a drafter's own config wins.
 _BASE: Dict[str, Any] = {
@@ -130,13 +134,27 @@ def runners(package: str, device: str, kind: str, runner: str = "auto") -> Set[s
 
 def knows_dflash(package: str, runner: str) -> bool:
     """Does the tree hold DFlash for this runner at all?"""
-    return any(os.path.isfile(os.path.join(package, path)) for path in symbols.RUNNER_FILES[runner])
+    tree = Tree(package)
+    return any(tree.names(folder, "dflash") for folder in symbols.RUNNER_FOLDERS[runner])
+
+
+def is_dflash2(drafter: Optional[Drafter]) -> bool:
+    """Is this a drafter of the second generation?"""
+    return drafter is not None and DFLASH2 in (drafter.config.get("architectures") or [])
 
 
 def required_ids(
-    package: str, device: str, drafter: Optional[Drafter], speculative_config: Mapping[str, Any], runner: str = "auto"
+    package: str,
+    device: str,
+    drafter: Optional[Drafter],
+    speculative_config: Mapping[str, Any],
+    runner: str = "auto",
+    nested_target: bool = False,
 ) -> Set[str]:
-    """The capability ids that this deployment needs; none without a drafter."""
+    """The capability ids that this deployment needs; none without a drafter.
+
+    ``nested_target``: the target's head lies below ``get_language_model()`` (a ``*ForConditionalGeneration``).
+    """
     if drafter is None:
         return set()
     needed = set()
@@ -144,6 +162,13 @@ def required_ids(
         needed.add("capability.layer_offset." + name)
         if drafter.kind != "full":
             needed.add("capability.swa.%s.%s" % (drafter.kind, name))
+        if nested_target:
+            needed.add("capability.lm_head_sharing." + name)
+    needed.add("capability.lookahead_slot")
+    if drafter.kind == "mixed":
+        needed.add("capability.mixed_guard")
+    if is_dflash2(drafter):
+        needed.add("capability.dflash2_files")
     needed.add("capability.cache_rule." + ("opt_in" if speculative_config.get(OPTION) is True else "default"))
     return needed
 
@@ -180,6 +205,7 @@ def cases(drafter: Optional[Drafter]) -> List[Dict[str, Any]]:
                 "expected": taps,
             }
         )
+    parts: Dict[str, Dict[str, Any]] = {}
     for kind in ("uniform", "mixed"):
         form = drafter if drafter is not None and drafter.kind == kind else generic(kind)
         for name in RUNNERS:
@@ -195,6 +221,7 @@ def cases(drafter: Optional[Drafter]) -> List[Dict[str, Any]]:
                     "expected": [list(item) for item in form.expected],
                 }
             )
+            parts[name] = out[-1]
     control = {"method": "eagle3", "expected": True}
     answer = {"dflash": False, "eagle3": True}
     places = symbols.SYMBOLS.get("capability.cache_rule", [])
@@ -219,7 +246,52 @@ def cases(drafter: Optional[Drafter]) -> List[Dict[str, Any]]:
             "trials": [{"method": "dflash", "set": {OPTION: True}, "expected": False}, control],
         }
     )
-    return out
+    return out + _further(own, parts)
+
+
+def _further(own: Drafter, parts: Dict[str, Dict[str, Any]]) -> List[Dict[str, Any]]:
+    """The questions about what DFlash needs besides; ``parts`` are those about a mixed drafter per runner."""
+    out: List[Dict[str, Any]] = [
+        {
+            "id": "capability.lookahead_slot",
+            "kind": "lookahead",
+            "trials": [
+                {"method": "dflash", "tokens": 15, "expected": 16},
+                {"method": "eagle3", "tokens": 15, "expected": 15},
+                {"method": "dflash", "tokens": 7, "expected": 8},
+            ],
+            "expected": {"dflash": 8, "eagle3": 15},
+        },
+        {
+            "id": "capability.mixed_guard",
+            "kind": "mixed_guard",
+            "parts": parts,
+            "guard": symbols.GUARD,
+            "translator": symbols.SPECULATORS,
+            "expected": "right, or refused, on each runner",
+        },
+    ]
+    out += [
+        {
+            "id": "capability.lm_head_sharing." + name,
+            "kind": "lm_head",
+            "runner": name,
+            "expected": {"nested": "target", "plain": "target"},
+        }
+        for name in RUNNERS
+    ]
+    if is_dflash2(own):
+        out.append(
+            {
+                "id": "capability.dflash2_files",
+                "kind": "dflash2",
+                "runner": "v2",
+                "config": own.config,
+                "architecture": DFLASH2,
+                "expected": "%s with layers of its own and its speculator" % DFLASH2,
+            }
+        )
+    return [dict({"runner": None}, places=symbols.SYMBOLS.get(case["id"], []), **case) for case in out]
 
 
 def _with_ids(config: Mapping[str, Any], ids: List[int]) -> Dict[str, Any]:
@@ -237,28 +309,29 @@ def examine(
     *,
     user: Optional[str] = None,
     deadline: float = 60.0,
+    only: Optional[Set[str]] = None,
 ) -> List[checks.Check]:
-    """Answer every capability id for the tree whose ``vllm`` folder is ``package``."""
-    asked, answers = [], {}
-    for case in cases(drafter):
+    """Answer every capability id (or those of ``only``) for the tree whose ``vllm`` folder is ``package``."""
+    tree, asked, answers = Tree(package), [], {}
+    present = {name for name in RUNNERS if knows_dflash(package, name)}
+    wanted = [case for case in cases(drafter) if only is None or case["id"] in only]
+    for case in wanted:
         if not case["places"]:
             answers[case["id"]] = _unknown(case, {"not_found": "no known place of the deciding code"})
-        elif case["runner"] and not knows_dflash(package, case["runner"]):
+        elif case["runner"] and case["runner"] not in present and case["kind"] != "dflash2":
+            # Nothing to judge, and nothing to rely on: a deployment that needs it must not pass.
             answers[case["id"]] = dict(
-                _unknown(case, {"looked_for": symbols.RUNNER_FILES[case["runner"]]}),
-                status="fail",
+                _unknown(case, {"looked_in": symbols.RUNNER_FOLDERS[case["runner"]]}),
+                status="fail" if case["id"] in required else "skip",
                 actual="no DFlash for the %s runner in this tree" % case["runner"].upper(),
             )
         else:
-            asked.append(dict(case, places=[_first_there(package, case["places"])]))
-    payload = {"cases": asked, "sources": _sources(package, asked)}
-    outcome = child.run(python, PROGRAM, payload, user=user, deadline=deadline)
-    if outcome.ok:
-        answers.update({answer["id"]: answer for answer in outcome.value})
-    else:
-        answers.update({case["id"]: _unknown(case, {"probe": outcome.reason}) for case in asked})
+            places = [found for place in case["places"] for found in tree.places(place)]
+            parts = {name: part for name, part in case.get("parts", {}).items() if name in present}
+            asked.append(dict(case, places=places, **({"parts": parts} if "parts" in case else {})))
+    answers.update(_ask(tree, python, asked, user, deadline))
     out = []
-    for case in cases(drafter):
+    for case in wanted:
         answer = answers[case["id"]]
         out.append(
             checks.make(
@@ -273,33 +346,28 @@ def examine(
     return out
 
 
+def _ask(
+    tree: Tree, python: str, asked: List[Dict[str, Any]], user: Optional[str], deadline: float
+) -> Dict[str, Dict[str, Any]]:
+    """Let a child answer; where the code under test imports what it needs, once more with those files."""
+    answers: Dict[str, Dict[str, Any]] = {}
+    more: List[str] = []
+    for _round in range(3):
+        texts = tree.texts(asked, more)
+        outcome = child.run(python, PROGRAM, {"cases": asked, "sources": texts}, user=user, deadline=deadline)
+        if not outcome.ok:
+            answers.update({case["id"]: _unknown(case, {"probe": outcome.reason}) for case in asked})
+            break
+        answers.update({answer["id"]: answer for answer in outcome.value})
+        asked = [case for case in asked if answers[case["id"]]["status"] == "unknown"]
+        paths = [path for case in asked for path in (answers[case["id"]]["evidence"] or {}).get("wants", [])]
+        names = [name for path in paths for name in (path + ".py", path + "/__init__.py")]
+        files = [name for name in names if tree.text(name) is not None]
+        if not set(files) - set(more) - set(texts):
+            break
+        more += files
+    return answers
+
+
 def _unknown(case: Mapping[str, Any], evidence: Any) -> Dict[str, Any]:
     return {"id": case["id"], "status": "unknown", "expected": case["expected"], "actual": None, "evidence": evidence}
-
-
-def _first_there(package: str, places: List[Dict[str, Any]]) -> Dict[str, Any]:
-    for place in places:
-        if os.path.isfile(os.path.join(package, place["file"])):
-            return place
-    return places[0]
-
-
-def _sources(package: str, asked: List[Dict[str, Any]]) -> Dict[str, str]:
-    """Texts of the files that the cases name.  They are handed to the child: it may not be able to read the folder."""
-    texts: Dict[str, str] = {}
-    for case in asked:
-        for place in case["places"]:
-            for path in (
-                place["file"],
-                place.get("config_file"),
-                place.get("manager_file"),
-                place.get("metadata", {}).get("file"),
-                case.get("translator", {}).get("file"),
-            ):
-                if path and path not in texts:
-                    try:
-                        with open(os.path.join(package, path), encoding="utf-8") as handle:
-                            texts[path] = handle.read()
-                    except (OSError, UnicodeDecodeError):
-                        continue
-    return texts

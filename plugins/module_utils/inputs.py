@@ -277,6 +277,7 @@ def combinations(values: Mapping[str, Any]) -> List[str]:
     for name, value in values["dflash_serve_environment"].items():
         if not isinstance(value, (str, int, float)) or isinstance(value, bool):
             errors.append("dflash_serve_environment.%s must be text, not %r" % (name, value))
+    errors += required_commits(values["vllm_source_requires_commits"])
     for step in values["dflash_rollout_serial"]:
         if not re.match(r"0*[1-9][0-9]*%?\Z", str(step)):
             errors.append("dflash_rollout_serial has %r; its items are counts or percentages above 0" % (step,))
@@ -295,6 +296,37 @@ def notes(values: Mapping[str, Any], declared: Mapping[str, Option]) -> List[str
     if values["dflash_serve_allow_open_address"] and not values["dflash_serve_api_key_file"]:
         out.append("dflash_serve_allow_open_address: anybody who reaches the port is answered")
     return out
+
+
+def required_commits(names: Iterable[str]) -> List[str]:
+    """Sentences for names that can name no commit; what the repository knows is found out by the build."""
+    return [
+        "vllm_source_requires_commits has %r; its items are commits (7 to 40 digits), tags, branches or refs" % name
+        for name in names
+        if not re.match(r"^(?!-)(?!.*\.\.)[\w./+-]+$", name)
+    ]
+
+
+#: What a diagnosis needs; it asks for no model and no build.
+VERIFY = (
+    "vllm_verify_python", "vllm_verify_tree", "vllm_verify_drafter", "vllm_verify_deadline", "dflash_root",
+    "dflash_instances", "dflash_become", "dflash_service_user", "dflash_accept_unknown", "dflash_allow_unknown_vars",
+    "dflash_serve_speculative_config", "dflash_report_dir",
+)
+
+
+def verify(values: Mapping[str, Any]) -> List[str]:
+    """Sentences for values of a diagnosis that are right alone and wrong together."""
+    errors = [
+        "%s must be an absolute path on the host, not %r" % (name, values[name])
+        for name in ("vllm_verify_python", "vllm_verify_tree", "vllm_verify_drafter")
+        if values[name] and not values[name].startswith(("/", "~"))
+    ]
+    if values["vllm_verify_python"] and values["vllm_verify_tree"]:
+        errors.append("vllm_verify_python and vllm_verify_tree are both set: name one of them")
+    if values["dflash_service_user"].startswith("-") or not values["dflash_service_user"].strip():
+        errors.append("dflash_service_user must not be empty or begin with a dash")
+    return errors
 
 
 def merge(declared: Mapping[str, Option], given: Mapping[str, Any]) -> Tuple[Dict[str, Any], List[str]]:

@@ -16,6 +16,7 @@ import os
 import re
 from typing import Any, Dict, List, Mapping, Optional, Tuple
 
+from ansible_collections.dflash.fleet.plugins.module_utils import speculation
 from ansible_collections.dflash.fleet.plugins.module_utils.errors import DflashError
 from ansible_collections.dflash.fleet.plugins.module_utils.launcher import DEPLOYMENT
 from ansible_collections.dflash.fleet.plugins.module_utils.process import MARKER
@@ -244,6 +245,13 @@ def _speculation(given: Mapping[str, Any], drafter_dir: str, k: int) -> Dict[str
                 "%s cannot be set here" % key, "dflash_serve_speculative_config.%s" % key,
                 "Set %s." % OWNED_SPECULATION[key],
             )
+    untrue = speculation.lossy(given)
+    if untrue:
+        raise DflashError(
+            "%s would make acceptance mean nothing: %s" % untrue,
+            "dflash_serve_speculative_config.%s" % untrue[0],
+            "Remove it: only verification that keeps the target's text can be proven.",
+        )
     if k < 1:
         raise DflashError(
             "%d speculative tokens are none" % k, "dflash_serve_num_speculative_tokens",

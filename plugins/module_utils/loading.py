@@ -5,15 +5,26 @@
 from __future__ import annotations
 
 import os
-from typing import Any, Dict, List, Mapping, Optional, Sequence
+import re
+from typing import Any, Dict, Iterable, List, Mapping, Optional, Sequence
 
-from ansible_collections.dflash.fleet.plugins.module_utils import checks, child, extensions, probe_code, probe_native
+from ansible_collections.dflash.fleet.plugins.module_utils import (
+    checks,
+    child,
+    elf,
+    extensions,
+    load_errors,
+    probe_code,
+    probe_native,
+)
 
 #: Seconds for one extension; a good one takes less than one.
 ONE_DEADLINE = 60
 ILLEGAL = 4
-#: What the loader says where there is no NVIDIA driver: the build may be right.
-NO_DRIVER = "libcuda.so.1: cannot open shared object file"
+#: The loader's word for a host without NVIDIA driver: the build may be right.
+NO_DRIVER = "driver_missing"
+#: Symbols of the driver's library as extensions name them.
+DRIVER_SYMBOL = r"cu[A-Z]\w*$"
 
 
 def examine(
@@ -35,12 +46,15 @@ def examine(
     required = {item.module: item.required for item in expected}
     listed = [name for name in required if required[name] or name in compiled]
     listed += [name for name in compiled if name not in required and name in extensions.CPU_VARIANTS]
+    one = min(ONE_DEADLINE, deadline)
     payload = {
         "extensions": [{"module": name, "path": compiled[name]} for name in listed if name in compiled],
-        "deadline": min(ONE_DEADLINE, deadline),
+        "deadline": one,
         "platform_source": _platform(package) if device == "cpu" else "",
+        "driver_symbols": _driver_symbols(compiled.values()) if device == "cuda" else [],
     }
-    outcome = child.run(python, [probe_code, probe_native], payload, user=user, deadline=deadline)
+    patience = deadline + 2 * one + len(listed)
+    outcome = child.run(python, [probe_code, probe_native], payload, user=user, deadline=patience)
     seen: Dict[str, Any] = (
         outcome.value if outcome.ok else {"torch_error": outcome.reason, "results": [], "variant": None}
     )
@@ -57,6 +71,11 @@ def examine(
         else:
             out.append(_import(name, None, compiled.get(name), results.get(name), seen, own_level))
     return out
+
+
+def _driver_symbols(paths: Iterable[str]) -> List[str]:
+    """What the extensions take from the driver's library: a stub of it must define these."""
+    return sorted({name for path in paths for name in elf.undefined(path, DRIVER_SYMBOL)})
 
 
 def _platform(package: str) -> str:
@@ -92,6 +111,8 @@ def _evidence(
         evidence["variant"] = variant
     if result:
         evidence.update(operators=result["ops"], namespaces=result["namespaces"], seconds=result["seconds"])
+        if result.get("stub"):
+            evidence["driver"] = result["stub"]
     return evidence
 
 
@@ -116,7 +137,14 @@ def _import(
 ) -> checks.Check:
     trouble = _trouble(path, result, seen)
     evidence = _evidence(path, result, seen, variant)
-    if NO_DRIVER in trouble:
+    if not trouble:
+        said = "imports"
+        if result and result.get("stub"):
+            said = "imports over a stub of the driver's library, %d operators" % result["ops"]
+        return checks.make("ext.import:" + name, "pass", "imports", said, level=level, evidence=evidence)
+    cause = load_errors.classify(trouble)
+    evidence["cause"] = cause.word
+    if cause.word == NO_DRIVER or (result and result.get("stub") and _stub_lacks(trouble)):
         return checks.make(
             "ext.import:" + name,
             "unknown",
@@ -124,16 +152,16 @@ def _import(
             trouble,
             level="advisory",
             evidence=evidence,
-            hint="This host has no NVIDIA driver; the file checks stand for the import until it has one.",
+            hint=cause.remedy if cause.word == NO_DRIVER else load_errors.KNOWN[0][2],
         )
     return checks.make(
-        "ext.import:" + name,
-        "fail" if trouble else "pass",
-        "imports",
-        trouble or "imports",
-        level=level,
-        evidence=evidence,
+        "ext.import:" + name, "fail", "imports", trouble, level=level, evidence=evidence, hint=cause.remedy
     )
+
+
+def _stub_lacks(trouble: str) -> bool:
+    """A symbol of the driver that the stub does not define says nothing about the build."""
+    return bool(re.search(r"undefined symbol: " + DRIVER_SYMBOL[:-1], trouble))
 
 
 def _operators(
@@ -151,8 +179,12 @@ def _operators(
             evidence=evidence,
             hint="This processor cannot run the variant, and does not need it.",
         )
+    hint = None
     if not trouble and result and not result["ops"]:
-        trouble = "registers no operator"
+        trouble = "%s: it registers no operator" % os.path.basename(str(path))
+    if trouble:
+        cause = load_errors.classify(trouble)
+        evidence["cause"], hint = cause.word, cause.remedy
     return checks.make(
         "ext.ops:" + name,
         "fail" if trouble else "pass",
@@ -160,4 +192,5 @@ def _operators(
         trouble or "%d operators" % (result or {}).get("ops", 0),
         level=level,
         evidence=evidence,
+        hint=hint,
     )

@@ -22,7 +22,7 @@ def build_spec(inputs: Mapping[str, Any], pin: Mapping[str, Any], python: Mappin
             "requirement": inputs["vllm_build_precompiled_wheel"],
             "base": inputs["vllm_build_precompiled_base"],
         }
-    return {
+    spec = {
         "pin": pin["commit"],
         "series": [patch["sha256"] for patch in pin["series"]],
         "mode": inputs["vllm_build_mode"],
@@ -37,6 +37,11 @@ def build_spec(inputs: Mapping[str, Any], pin: Mapping[str, Any], python: Mappin
         "index": {"extra_index_urls": list(inputs["vllm_release_extra_index_urls"])},
         "flags": {},
     }
+    # In the id although the wheel is the same: a host is compared by ids, and a requirement outside of them would
+    # never be asked of a build that is there already.  Nothing required leaves ids as they were.
+    if inputs.get("vllm_source_requires_commits"):
+        spec["requires_commits"] = sorted(set(inputs["vllm_source_requires_commits"]))
+    return spec
 
 
 def requirements_spec(inputs: Mapping[str, Any], python: Mapping[str, str]) -> str:

@@ -43,6 +43,16 @@ class Files:
         self.parsed[path].known = known
         return self.parsed[path]
 
+    def all(self) -> List[Source]:
+        """Every file that came along, parsed; those that are no Python are left out."""
+        for path in sorted(self.texts):
+            if path not in self.parsed:
+                try:
+                    self.parsed[path] = Source(self.texts[path], path)
+                except SyntaxError:
+                    continue
+        return [self.parsed[path] for path in sorted(self.parsed)]
+
 
 def ask(function: Any, *args: Any, **kwargs: Any) -> Any:
     """Call cut code; its own refusals become ``Refused``."""
@@ -54,8 +64,9 @@ def ask(function: Any, *args: Any, **kwargs: Any) -> Any:
 
 def function(name: str, like: ast.FunctionDef, body: List[ast.stmt]) -> ast.FunctionDef:
     """A function with the parameters of ``like`` (all by position) and another body."""
-    new = copy.deepcopy(like)
-    new.name, new.body, new.decorator_list = name, copy.deepcopy(body), []
+    new = copy.copy(like)
+    new.args = copy.deepcopy(like.args)
+    new.name, new.body, new.decorator_list = name, list(body), []
     new.args.args = new.args.posonlyargs + new.args.args + new.args.kwonlyargs
     new.args.posonlyargs, new.args.kwonlyargs = [], []
     new.args.defaults, new.args.kw_defaults, new.args.vararg, new.args.kwarg = [], [], None, None

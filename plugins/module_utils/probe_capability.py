@@ -36,121 +36,125 @@ from ansible_collections.dflash.fleet.plugins.module_utils.probe_code import (
     Undecided,
     names_in,
 )
+from ansible_collections.dflash.fleet.plugins.module_utils.probe_extra import dflash2, lm_head, lookahead, mixed_guard
+from ansible_collections.dflash.fleet.plugins.module_utils.probe_follow import imported, run_to, wants
 from ansible_collections.dflash.fleet.plugins.module_utils.probe_swa import swa
 
 
 def main(payload: Dict[str, Any]) -> List[Answer]:
-    """Answer all cases of ``payload``: ``{sources: {path: text}, cases: [{id, kind, places, ...}]}``."""
-    probes = {"layer_offset": layer_offset, "swa": swa, "cache_rule": cache_rule}
-    answers = []
+    """Answer all cases of ``payload``: ``{sources: {path: text}, cases: [{id, kind, places, ...}]}``.
+
+    A case with several places is answered by the first that has what the probe looks for.
+    """
     parsed: Dict[str, Source] = {}
-    for case in payload["cases"]:
+    return [dict(_first(Files(payload["sources"], parsed), case), id=case["id"]) for case in payload["cases"]]
+
+
+def _first(files: Files, case: Dict[str, Any]) -> Answer:
+    said: Answer = {}
+    for place in case["places"]:
         LOG.clear()
-        try:
-            said = probes[case["kind"]](Files(payload["sources"], parsed), case)
-        except NotFound as error:
-            said = answer("unknown", case["expected"], None, {"not_found": str(error)})
-        except Undecided as error:
-            said = answer("unknown", case["expected"], None, {"undecided": str(error)})
-        except Refused as error:
-            said = answer("fail", case["expected"], "refuses: %s" % error.args[0], {"error": short(error.args[1])})
-        except SyntaxError as error:
-            said = answer("unknown", case["expected"], None, {"cannot_parse": str(error)})
-        except Exception as error:  # the code under test is foreign: whatever it raises is an answer
-            said = answer("unknown", case["expected"], None, {"error": short(error)})
-        answers.append(dict(said, id=case["id"]))
-    return answers
+        said = _one(files, dict(case, place=place))
+        if "not_found" not in (said["evidence"] or {}):
+            break
+    return said
+
+
+def _one(files: Files, case: Dict[str, Any]) -> Answer:
+    probes = {
+        "layer_offset": layer_offset,
+        "swa": swa,
+        "cache_rule": cache_rule,
+        "lookahead": lookahead,
+        "lm_head": lm_head,
+        "mixed_guard": mixed_guard,
+        "dflash2": dflash2,
+    }
+    try:
+        return probes[case["kind"]](files, case)
+    except NotFound as error:
+        return answer("unknown", case["expected"], None, {"not_found": str(error)})
+    except Undecided as error:
+        more = wants(list(files.parsed.values()), error)
+        return answer("unknown", case["expected"], None, {"undecided": str(error), "wants": more})
+    except Refused as error:
+        return answer("fail", case["expected"], "refuses: %s" % error.args[0], {"error": short(error.args[1])})
+    except SyntaxError as error:
+        return answer("unknown", case["expected"], None, {"cannot_parse": str(error)})
+    except Exception as error:  # the code under test is foreign: whatever it raises is an answer
+        return answer("unknown", case["expected"], None, {"error": short(error)})
 
 
 # ------------------------------------------------------------------ target layer ids
 
 
 def layer_offset(files: Files, case: Dict[str, Any]) -> Answer:
-    """Run the function that reads the ids for each trial, then the code that hands its answer to the model."""
-    place = case["places"][0]
+    """Run the code that hands ids to the model (``sink``), whatever it asks for them, for each trial."""
+    place = case["place"]
     source = files.source(place["file"], {})
-    name, cls = place["function"], place["class"]
-    deciding = source.method(cls, name) if cls else source.find(name)
-    caller = _caller(source, name, place["sink"], cls)
-    evidence: Dict[str, Any] = {"function": "%s:%d %s" % (place["file"], deciding.lineno, name), "trials": []}
-    space = source.load(
-        [cls or name] + (sorted(names_in(caller)) if caller else []), only={cls: {name}} if cls else None
-    )
-    if caller is not None:
-        source.run(caller, space)
-        evidence["user"] = "%s:%d hands it to %s" % (place["file"], caller.lineno, place["sink"])
+    users = [
+        (cls, method)
+        for cls, method in source.functions()
+        if method.name != place["sink"] and calls(method, place["sink"])
+    ]
+    if not users:
+        raise NotFound("nothing in %s calls %s" % (place["file"], place["sink"]))
+    source.known = imported(source, files.all())
+    evidence: Dict[str, Any] = {"trials": []}
     wrong = []
-    for trial in case["trials"]:
-        config = copy.deepcopy(trial["config"])
-        if trial.get("raw"):
-            config = translated(files, case["translator"], trial["raw"], config)
-        spec = Loose(
-            method="dflash",
-            use_eagle=lambda: True,
-            use_dflash=lambda: True,
-            draft_model_config=Loose(hf_config=Strict(**config)),
-        )
-        owner: Any = None
-        if cls:
-            owner = space[cls].__new__(space[cls])
-            owner.speculative_config = spec
-            owner.vllm_config = Loose(speculative_config=spec)
-            got = ask(getattr(owner, name))
-        else:
-            got = ask(space[name], spec)
-        outcome = {"what": trial["what"], "expected": trial["expected"], "function": plain(got)}
-        if caller is not None:
-            LOG.clear()
-            ask(space["__follow__"], *[_argument(arg.arg, spec, owner) for arg in caller.args.args])
-            sunk = [args for path, args, _kw in LOG if path.split(".")[-1] == place["sink"]]
-            used = sunk[-1][0] if sunk and sunk[-1] else None
-            outcome["used"] = "the model's own default layers" if isinstance(used, Stub) else plain(used)
-        evidence["trials"].append(outcome)
-        if any(outcome[key] != trial["expected"] for key in ("function", "used") if key in outcome):
-            wrong.append(outcome)
-    first = evidence["trials"][0]
-    actual = first.get("used", first["function"])
-    if wrong:
-        shown = wrong[0]
-        return answer("fail", shown["expected"], shown.get("used", shown["function"]) or "no layers", evidence)
-    if caller is None:
-        return answer(
-            "unknown", case["expected"], actual, dict(evidence, not_found="nothing hands the ids to the model")
-        )
-    return answer("pass", case["expected"], actual, evidence)
+    for cls, method in users:
+        evidence["user"] = "%s:%d %s hands them to %s" % (place["file"], method.lineno, method.name, place["sink"])
+        wanted = names_in(method) - ({cls} if cls else set())
+        space = source.load(sorted(wanted) + ([cls] if cls else []), only={cls: {method.name}} if cls else None)
+        for trial in case["trials"]:
+            used = _handed(files, case, source, (cls, method), space, trial)
+            outcome = {"what": trial["what"], "expected": trial["expected"], "used": used}
+            evidence["trials"].append(outcome)
+            if used != trial["expected"]:
+                wrong.append(outcome)
+    shown = wrong[0] if wrong else evidence["trials"][0]
+    if any(str(outcome["used"]).startswith("<") for outcome in wrong):
+        raise Undecided("ids of %s" % wrong[0]["used"][1:-1])
+    return answer("fail" if wrong else "pass", shown["expected"], shown["used"] or "no layers", evidence)
 
 
-def _argument(name: str, spec: Any, owner: Any) -> Any:
-    if name == "self":
-        return owner
-    return spec if "spec" in name else Stub(name)
+def _handed(
+    files: Files, case: Dict[str, Any], source: Source, user: Tuple[Optional[str], Any], space: Any, trial: Any
+) -> Any:
+    """What the sink is given in one trial; None where it is not called."""
+    cls, method = user
+    sink = case["place"]["sink"]
+    config = copy.deepcopy(trial["config"])
+    if trial.get("raw"):
+        config = translated(files, case["translator"], trial["raw"], config)
+    spec = Loose(
+        method="dflash",
+        use_eagle=lambda: True,
+        use_dflash=lambda: True,
+        draft_model_config=Loose(hf_config=Strict(**config)),
+    )
+    owner: Any = Loose(speculative_config=spec)
+    if cls:
+        owner = space[cls].__new__(space[cls])
+        vars(owner).update(speculative_config=spec, vllm_config=Loose(speculative_config=spec))
+    given = {a.arg: spec for a in method.args.args if "spec" in a.arg}
+    given.update(self=owner, vllm_config=Loose(speculative_config=spec))
+    if method.name.startswith("_") and not calls(source.tree, method.name):
+        return None  # a part of the class that nobody calls
+    if not _refusing(run_to, source, method, sink, space, given):
+        return None
+    sunk = [args for path, args, _kw in LOG if path.split(".")[-1] == sink]
+    if not sunk or not sunk[-1]:
+        return None
+    used = sunk[-1][0]
+    if isinstance(used, Stub):
+        return "the model's own default layers" if "default" in used._stub_name else "<%s>" % used._stub_name
+    return plain(used)
 
 
-def _caller(source: Source, name: str, sink: str, cls: Optional[str]) -> Optional[ast.FunctionDef]:
-    """``__follow__``: the statements from the call of ``name`` to the call of ``sink``, or None."""
-    for owner, method in source.functions():
-        if method.name == name or owner != cls:
-            continue
-        body = _innermost(method.body, name)
-        while body is not None:
-            start = next(i for i, stmt in enumerate(body) if calls(stmt, name))
-            ends = [i for i, stmt in enumerate(body) if i >= start and calls(stmt, sink)]
-            if ends:
-                return function("__follow__", method, body[start : ends[-1] + 1])
-            body = None
-    return None
-
-
-def _innermost(body: List[ast.stmt], name: str) -> Optional[List[ast.stmt]]:
-    for stmt in body:
-        if not calls(stmt, name):
-            continue
-        for field in ("body", "orelse", "finalbody"):
-            inner = _innermost(getattr(stmt, field, []), name)
-            if inner is not None:
-                return inner
-        return body
-    return None
+def _refusing(function: Any, *args: Any) -> Any:
+    """Call a helper of ours that runs cut code; the cut code's own refusals become ``Refused``."""
+    return ask(function, *args)
 
 
 # ------------------------------------------------------------------ tail block of the prefix cache
@@ -158,7 +162,7 @@ def _innermost(body: List[ast.stmt], name: str) -> Optional[List[ast.stmt]]:
 
 def cache_rule(files: Files, case: Dict[str, Any]) -> Answer:
     """Run what decides the scheduler's ``use_eagle=`` for each trial, and check that the manager hands it on."""
-    place = case["places"][0]
+    place = case["place"]
     config = files.source(place["config_file"], {})
     option_declared = place["option"] in _fields(config.find(place["config_class"]))
     if case.get("needs_option") and not option_declared:
@@ -169,15 +173,51 @@ def cache_rule(files: Files, case: Dict[str, Any]) -> Answer:
             {"class": "%s %s" % (place["config_file"], place["config_class"])},
         )
     scheduler = files.source(place["file"], {})
-    decide, reads, line = _argument_of(scheduler, place["class"], place["call"], place["keyword"])
+    evidence: Dict[str, Any] = {"trials": []}
+    found = None
+    for keyword in _keywords(scheduler, place):
+        decide, reads, line = _argument_of(scheduler, place["class"], place["call"], keyword)
+        outcomes = _trials(files, case, scheduler, decide, reads)
+        if outcomes is not None and (keyword == place["keyword"] or _tells(outcomes)):
+            found = keyword
+            evidence.update(call="%s:%d %s(%s=)" % (place["file"], line, place["call"], keyword), trials=outcomes)
+            break
+    if found is None:
+        raise Undecided("what decides %s of %s" % (place["keyword"], place["call"]))
+    wrong = [item for item in evidence["trials"] if bool(item["drops"]) is not item["expected"]]
+    evidence["handed_on"] = _handed_on(files, place, found)
+    actual = {item["method"]: item["drops"] for item in evidence["trials"] if item["expected"] is not None}
+    if wrong or not evidence["handed_on"]:
+        return answer("fail", case["expected"], actual if wrong else "not handed on by the manager", evidence)
+    return answer("pass", case["expected"], actual, evidence)
+
+
+def _keywords(source: Source, place: Dict[str, Any]) -> List[str]:
+    """The keyword that carries the rule, or, where a tree calls it otherwise, all of the call."""
+    names: List[str] = []
+    for _owner, method in source.functions():
+        for call in calls(method, place["call"]):
+            names += [item.arg for item in call.keywords if item.arg]
+    return [place["keyword"]] if place["keyword"] in names else sorted(set(names))
+
+
+def _tells(outcomes: List[Dict[str, Any]]) -> bool:
+    """A value that is true for the control and follows the method is the rule."""
+    return any(item["expected"] is True and item["drops"] is True for item in outcomes) and all(
+        isinstance(item["drops"], bool) for item in outcomes
+    )
+
+
+def _trials(
+    files: Files, case: Dict[str, Any], scheduler: Source, decide: ast.FunctionDef, reads: Set[str]
+) -> Optional[List[Dict[str, Any]]]:
+    """The value of the keyword for each trial; None where one cannot be decided (of several keywords)."""
+    place = case["place"]
+    config = files.source(place["config_file"], {})
     spec_space = config.load([place["config_class"]], only={place["config_class"]: reads})
     space = scheduler.load(sorted(names_in(decide) - {place["class"]}))
     scheduler.run(decide, space)
-    evidence: Dict[str, Any] = {
-        "call": "%s:%d %s(%s=)" % (place["file"], line, place["call"], place["keyword"]),
-        "trials": [],
-    }
-    wrong = []
+    outcomes = []
     for trial in case["trials"]:
         spec = spec_space[place["config_class"]].__new__(spec_space[place["config_class"]])
         vars(spec).update(method=trial["method"], **trial.get("set", {}))
@@ -186,21 +226,16 @@ def cache_rule(files: Files, case: Dict[str, Any]) -> Answer:
         given = {"self": owner, "vllm_config": vllm_config}
         got = ask(space["__decide__"], *[given.get(arg.arg, Stub(arg.arg)) for arg in decide.args.args])
         if isinstance(got, Stub):
-            raise Undecided("%s of %s" % (place["keyword"], place["call"]))
-        outcome = {
-            "method": trial["method"],
-            "set": trial.get("set", {}),
-            "drops": plain(got),
-            "expected": trial["expected"],
-        }
-        evidence["trials"].append(outcome)
-        if bool(got) is not trial["expected"]:
-            wrong.append(outcome)
-    evidence["handed_on"] = _handed_on(files, place)
-    actual = {item["method"]: item["drops"] for item in evidence["trials"]}
-    if wrong:
-        return answer("fail", case["expected"], actual, evidence)
-    return answer("pass" if evidence["handed_on"] else "unknown", case["expected"], actual, evidence)
+            return None
+        outcomes.append(
+            {
+                "method": trial["method"],
+                "set": trial.get("set", {}),
+                "drops": plain(got),
+                "expected": trial["expected"],
+            }
+        )
+    return outcomes
 
 
 def _fields(cls: ast.stmt) -> Set[str]:
@@ -214,7 +249,7 @@ def _fields(cls: ast.stmt) -> Set[str]:
 def _argument_of(source: Source, cls: str, call: str, keyword: str) -> Tuple[ast.FunctionDef, Set[str], int]:
     """``__decide__``: the slice of a method that computes one keyword of one call; what it reads; the call's line."""
     for owner, method in source.functions():
-        found = calls(method, call) if owner == cls else []
+        found = calls(method, call) if owner == cls or cls not in source.top else []
         values = [item.value for one in found for item in one.keywords if item.arg == keyword]
         if not values:
             continue
@@ -227,18 +262,32 @@ def _argument_of(source: Source, cls: str, call: str, keyword: str) -> Tuple[ast
     raise NotFound("%s has no %s(%s=) in %s" % (source.path, call, keyword, cls))
 
 
-def _handed_on(files: Files, place: Dict[str, Any]) -> bool:
-    """Does the manager give the coordinator the value that it was given (both ways)?"""
+def _handed_on(files: Files, place: Dict[str, Any], keyword: str) -> bool:
+    """Does the manager give the coordinator the value that it was given (both ways), under whatever name?"""
     source = files.source(place["manager_file"], {})
-    decide, _reads, _line = _argument_of(source, place["manager_class"], place["manager_call"], place["keyword"])
-    space = source.load([])
-    source.run(decide, space)
-    answers = []
-    for value in (True, False):
-        owner = Loose()
-        answers.append(
-            space["__decide__"](
-                *[{"self": owner, place["keyword"]: value}.get(arg.arg, Stub(arg.arg)) for arg in decide.args.args]
-            )
-        )
-    return answers == [True, False]
+    names = {
+        item.arg
+        for owner, method in source.functions()
+        if owner == place["manager_class"]
+        for call in calls(method, place["manager_call"])
+        for item in call.keywords
+        if item.arg
+    }
+    if not names:
+        raise NotFound("%s does not call %s by keywords" % (place["manager_class"], place["manager_call"]))
+    for name in sorted(names, key=lambda item: item != place["keyword"]):
+        decide, _reads, _line = _argument_of(source, place["manager_class"], place["manager_call"], name)
+        space = source.load([])
+        source.run(decide, space)
+        answers = []
+        for value in (True, False):
+            given = {"self": Loose(), keyword: value}
+            try:
+                answers.append(space["__decide__"](*[given.get(a.arg, Stub(a.arg)) for a in decide.args.args]))
+            except Undecided:
+                break
+        if len(answers) == 2 and answers[0] is True and answers[1] is False:
+            return True
+        if name == place["keyword"]:
+            return False
+    return False

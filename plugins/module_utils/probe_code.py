@@ -260,6 +260,11 @@ class Source:
         self.path = path
         self.known = dict(known or {})
         self.tree = ast.parse(text, path)
+        #: Compiled statements, and classes that were narrowed, by identity; what they came from is kept alive.
+        self._compiled: Dict[int, Tuple[ast.stmt, Any, Set[str]]] = {}
+        self._narrowed: Dict[Tuple[str, Tuple[str, ...]], ast.ClassDef] = {}
+        #: What followers remember about this file.
+        self.memory: Dict[Any, Any] = {}
         self.top: Dict[str, ast.stmt] = {}
         for stmt in self.tree.body:
             for name in binds(stmt):
@@ -304,8 +309,11 @@ class Source:
                 continue
             seen.add(name)
             if only and name in only and isinstance(stmt, ast.ClassDef):
-                classes = {key for key, value in self.top.items() if isinstance(value, ast.ClassDef)}
-                stmt = _narrow(stmt, only[name], classes)
+                key = (name, tuple(sorted(only[name])))
+                if key not in self._narrowed:
+                    classes = {name for name, value in self.top.items() if isinstance(value, ast.ClassDef)}
+                    self._narrowed[key] = _narrow(stmt, only[name], classes)
+                stmt = self._narrowed[key]
             if not any(getattr(stmt, "lineno", 0) == getattr(kept, "lineno", -1) for kept in keep):
                 keep.append(stmt)
             todo.extend(names_in(stmt) & set(self.top))
@@ -333,13 +341,16 @@ class Source:
 
     def run(self, stmt: ast.stmt, space: Dict[str, Any]) -> None:
         """Execute one statement of this file in ``space``; names that nobody bound become stubs."""
-        clean = ast.Module(body=[copy.deepcopy(stmt)], type_ignores=[])
-        clean = ast.fix_missing_locations(_Clean().visit(clean))
-        for name in names_in(clean) - set(space):
+        if id(stmt) not in self._compiled:
+            clean = ast.Module(body=[copy.deepcopy(stmt)], type_ignores=[])
+            clean = ast.fix_missing_locations(_Clean().visit(clean))
+            self._compiled[id(stmt)] = (stmt, compile(clean, self.path, "exec"), names_in(clean))
+        _stmt, code, names = self._compiled[id(stmt)]
+        for name in names - set(space):
             if name not in space["__builtins__"] and name not in self.top:
                 space[name] = self.known.get(name, Stub(name))
         try:
-            exec(compile(clean, self.path, "exec"), space)  # the purpose of this child
+            exec(code, space)  # the purpose of this child
         except Undecided:
             for name in binds(stmt):
                 space[name] = Stub(name)

@@ -4,8 +4,8 @@
 
 from __future__ import annotations
 
+import ast
 import copy
-import inspect
 from typing import Any, Dict, List, Optional, Tuple
 
 from ansible_collections.dflash.fleet.plugins.module_utils.probe_answer import (
@@ -13,7 +13,7 @@ from ansible_collections.dflash.fleet.plugins.module_utils.probe_answer import (
     Files,
     answer,
     ask,
-    fill,
+    key_of,
     plain,
     translated,
 )
@@ -21,119 +21,249 @@ from ansible_collections.dflash.fleet.plugins.module_utils.probe_code import (
     LOG,
     Loose,
     NotFound,
+    Source,
     Strict,
     Stub,
     Undecided,
+    last_name,
     names_in,
+)
+from ansible_collections.dflash.fleet.plugins.module_utils.probe_follow import (
+    Group,
+    attribute,
+    class_that,
+    imported,
 )
 
 
 def swa(files: Files, case: Dict[str, Any]) -> Answer:
-    """Build every draft layer on stubs and note the window that its attention is given, and its causality."""
-    place = case["places"][0]
+    """Build the drafter's layers on stubs as its model does; note each attention's window and causality."""
+    place = case["place"]
     described = copy.deepcopy(case["config"])
     if case.get("raw"):
         described = translated(files, case["translator"], case["raw"], described)
-    config: Any = Strict(**described)
-    spec = Loose(method="dflash", draft_model_config=Loose(hf_config=config), num_speculative_tokens=15)
-    current = Loose(
-        use_v2_model_runner=case["runner"] == "v2", speculative_config=spec, cache_config=None, quant_config=None
-    )
-    source = files.source(
-        place["file"],
-        {
-            "get_current_vllm_config": lambda *a, **k: current,
-            "get_tensor_model_parallel_world_size": lambda *a, **k: 1,
-            "get_tensor_model_parallel_rank": lambda *a, **k: 0,
-            "current_platform": _Platform(),
-            "maybe_prefix": lambda prefix, name: name,
-        },
-    )
-    layer_class = source.find(place["layer"])
-    model = source.top.get(place["model"])
-    if model is None or place["layer"] not in names_in(model):
-        raise NotFound("%s does not build %s" % (place["model"], place["layer"]))
-    space = source.load([place["layer"]])
-    _note_causality(space)
-    layers: List[Any] = []
-    windows: List[Any] = []
-    for index in range(config.num_hidden_layers):
-        LOG.clear()
-        layer = ask(
-            space[place["layer"]],
-            **fill(
-                space[place["layer"]].__init__,
-                {
-                    "vllm_config": current,
-                    "config": config,
-                    "layer_idx": index,
-                    "cache_config": None,
-                    "quant_config": None,
-                    "prefix": "model.layers.%d" % index,
-                    "layer_type": (case["config"].get("layer_types") or [None] * 99)[index],
-                },
-            ),
-        )
-        built = [kwargs for path, _args, kwargs in LOG if path.split(".")[-1] == place["attention"]]
-        if not built:
-            raise NotFound("%s builds no %s" % (place["layer"], place["attention"]))
-        if isinstance(built[0].get(place["keyword"]), Stub):
-            raise Undecided("window of layer %d" % index)
-        layers.append(layer)
-        windows.append(built[0].get(place["keyword"]))
+    source = files.source(place["file"], {})
+    layers, built, space = build(source, dict(case, config=described))
+    windows = _windows(place, built, len(layers))
     evidence = {
-        "layer": "%s:%d %s" % (place["file"], layer_class.lineno, place["layer"]),
+        "layer": "%s:%d %s" % (place["file"], source.find(place["layer"]).lineno, place["layer"]),
         "user": "%s(%s=)" % (place["attention"], place["keyword"]),
     }
     expected = [tuple(item) for item in case["expected"]]
     if windows != [window for window, _causal in expected]:
         return answer("fail", case["expected"], {"windows": plain(windows)}, evidence)
-    causal, evidence["causality"] = _causalities(files, case, layers)
+    config = Strict(**described)
+    causal, evidence["causality"] = _causalities(files, case, config, layers, space)
     got = list(zip(windows, causal))
     status = "unknown" if None in causal else ("pass" if got == expected else "fail")
     return answer(status, case["expected"], plain(got), evidence)
 
 
-def _causalities(files: Files, case: Dict[str, Any], layers: List[Any]) -> Tuple[List[Optional[bool]], str]:
-    """Causality per layer, and where it was found: kept by the layer, built with, or given by the runner."""
-    kept = [_of_attention(layer, "causal") for layer in layers]
-    if None not in kept:
-        return kept, "kept by each layer"
-    noted = [_of_attention(layer, _NOTED) for layer in layers]
-    if None not in noted:
-        return noted, "decided per layer, but the runner takes dflash_config.causal"
-    place = case["places"][0].get("metadata")
-    if place and case["runner"] == "v1":
-        return _by_metadata(files, place, layers)
-    return kept, "not found"
+def build(
+    source: Source, case: Dict[str, Any], instead: Optional[Dict[str, Any]] = None
+) -> Tuple[List[Any], List[Dict[str, Any]], Dict[str, Any]]:
+    """The drafter's layers, the keywords of every attention that was built, and what was loaded.
+
+    ``instead`` takes the place of attributes of the model's class (a hook by which a derived model names its layer).
+    """
+    place = case["place"]
+    config: Any = Strict(**copy.deepcopy(case["config"]))
+    spec = Loose(method="dflash", draft_model_config=Loose(hf_config=config), num_speculative_tokens=15)
+    current = Loose(
+        use_v2_model_runner=case.get("runner") == "v2", speculative_config=spec, cache_config=None, quant_config=None
+    )
+    torch_nn = Stub("nn")
+    torch_nn.ModuleList = list
+    source.known = {
+        "get_current_vllm_config": lambda *a, **k: current,
+        "get_tensor_model_parallel_world_size": lambda *a, **k: 1,
+        "get_tensor_model_parallel_rank": lambda *a, **k: 0,
+        "get_pp_group": Group,
+        "current_platform": _Platform(),
+        "maybe_prefix": lambda prefix, name: name,
+        "make_layers": lambda count, make, prefix="": (
+            0,
+            count,
+            [make(prefix="%s.%d" % (prefix, index)) for index in range(count)],
+        ),
+        "extract_layer_index": lambda name, *rest: int(str(name).rsplit(".", 1)[-1]),
+        "torch.nn": torch_nn,
+        "nn": torch_nn,
+        "ModuleList": list,
+    }
+    _names(source, place)
+    space = source.load([place["model"]])
+    model = source.top[place["model"]]
+    owner = space[place["model"]].__new__(space[place["model"]])
+    vars(owner).update(instead or {})
+    given = {
+        "vllm_config": current,
+        "config": config,
+        "start_layer_id": 64,
+        "prefix": "model",
+        "layer_types": list(case["config"].get("layer_types") or []),
+    }
+    LOG.clear()
+    layers = ask(attribute, source, place["model"], "layers", owner, given, space)
+    if not isinstance(layers, list):
+        raise Undecided("layers of %s (line %d)" % (place["model"], model.lineno))
+    built = [
+        kwargs
+        for path, _args, kwargs in LOG
+        if path.split(".")[-1] == place["attention"] or place["keyword"] in kwargs
+    ]
+    return layers, built, space
 
 
-def _by_metadata(files: Files, place: Dict[str, Any], layers: List[Any]) -> Tuple[List[Optional[bool]], str]:
-    """Run the proposer's metadata builder for layers that only know their type (the closed pull request's way)."""
+def _names(source: Source, place: Dict[str, Any]) -> None:
+    """Where a name of ``place`` is not in the file, the class that does its work: who builds whom."""
+
+    def builds(name: str, cls: ast.ClassDef) -> bool:
+        return cls.name != name and name in names_in(cls)
+
+    def gives(cls: ast.ClassDef) -> bool:
+        found = [item for item in ast.walk(cls) if isinstance(item, ast.Call)]
+        return any(keyword.arg == place["keyword"] for item in found for keyword in item.keywords)
+
+    if place["layer"] not in source.top:
+        attention = class_that(source, gives)
+        layer = class_that(source, lambda cls: builds(attention, cls)) if attention else None
+        if layer is None:
+            raise NotFound("no class in %s gives an attention %s" % (place["file"], place["keyword"]))
+        place["layer"] = layer
+    if place["model"] not in source.top:
+        model = class_that(source, lambda cls: builds(place["layer"], cls))
+        if model is None:
+            raise NotFound("%s builds no %s" % (place["file"], place["layer"]))
+        place["model"] = model
+    elif place["layer"] not in names_in(source.top[place["model"]]):
+        raise NotFound("%s does not build %s" % (place["model"], place["layer"]))
+
+
+def _windows(place: Dict[str, Any], built: List[Dict[str, Any]], count: int) -> List[Any]:
+    """The window that each layer's attention was given."""
+    if not built:
+        raise NotFound("%s builds no %s" % (place["layer"], place["attention"]))
+    if len(built) != count:
+        raise Undecided("which of %d attentions belongs to which of %d layers" % (len(built), count))
+    windows = [kwargs.get(place["keyword"]) for kwargs in built]
+    for index, window in enumerate(windows):
+        if isinstance(window, Stub):
+            raise Undecided("window of layer %d" % index)
+    return windows
+
+
+def _causalities(
+    files: Files, case: Dict[str, Any], config: Any, layers: List[Any], space: Dict[str, Any]
+) -> Tuple[List[Optional[bool]], str]:
+    """Causality per layer as the runner's attention metadata has it, and where that was found."""
+    place = case["place"][case["runner"]]
+    names = [str(index) for index in range(len(layers))]
+    if place["file"] not in files.texts:
+        return [None] * len(layers), "no file %s" % place["file"]
+    source = files.source(place["file"], {})
+    source.known = dict(
+        imported(source, files.all()),
+        current_platform=_Platform(),
+        get_pp_group=Group,
+    )
+    cls = place["class"] if place["class"] in source.top else class_that(source, lambda item: bool(_given(item)))
+    if cls is None:
+        return [None] * len(layers), "%s has no class that gives a causality" % place["file"]
+    groups = [[], []]  # type: List[List[str]]
+    for name, (window, _causal) in zip(names, case["expected"]):
+        groups[1 if window is None else 0].append(name)
+    groups = [group for group in groups if group]
+    answers: List[List[Optional[bool]]] = []
+    for value in _given(source.top[cls]):
+        owner: Any = Loose(
+            draft_model_config=Loose(hf_config=config),
+            vllm_config=Loose(speculative_config=Loose(draft_model_config=Loose(hf_config=config))),
+            speculative_config=Loose(draft_model_config=Loose(hf_config=config)),
+            model=_model(files, case, layers, names),
+            draft_kv_cache_group_ids=list(range(len(groups))),
+        )
+        cache = Loose(kv_cache_groups=[Loose(layer_names=group) for group in groups])
+        if isinstance(value, ast.Constant):
+            said: Any = value.value
+        else:
+            said = ask(attribute, source, cls, value.attr, owner, {"kv_cache_config": cache})
+        if isinstance(said, dict):
+            by_name = {name: said.get(index) for index, group in enumerate(groups) for name in group}
+            answers.append([by_name[name] for name in names])
+        else:
+            answers.append([said if isinstance(said, bool) else None] * len(names))
+    if not answers:
+        return [None] * len(layers), "%s gives no causality" % cls
+    merged = [values[0] if len(set(values)) == 1 else None for values in zip(*answers)]
+    where = "given by %s" % cls
+    method = place.get("method")
+    if method and any(found == cls and item.name == method for found, item in source.functions()):
+        merged = _by_metadata(source, dict(place, **{"class": cls}), layers, merged)
+        where += "." + method
+    return merged, where
+
+
+def _given(cls: ast.stmt) -> List[Any]:
+    """What a class gives as ``causal=``, where that is an attribute of its own or a constant."""
+    found: Dict[str, Any] = {}
+    for call in [item for item in ast.walk(cls) if isinstance(item, ast.Call)]:
+        for item in call.keywords:
+            plain_self = isinstance(item.value, ast.Attribute) and key_of(item.value) == "self.%s" % item.value.attr
+            stated = plain_self or isinstance(item.value, ast.Constant)
+            if item.arg == "causal" and last_name(call) != "replace" and stated:
+                found[ast.dump(item.value)] = item.value
+    return list(found.values())
+
+
+def _model(files: Files, case: Dict[str, Any], layers: List[Any], names: List[str]) -> Any:
+    """The drafter as its runner asks it: names of the layers and, where it can tell, their causality."""
+    source = files.source(case["place"]["file"], files.source(case["place"]["file"], {}).known)
+    question = "get_draft_attn_causal"
+    answers: Dict[str, Any] = {}
+    for cls, method in source.functions():
+        if cls and method.name == "get_draft_kv_cache_layer_names":
+            answers[method.name] = lambda: names
+        if cls and method.name == question:
+            space = source.load([cls], only={cls: {question}})
+            outer = space[cls].__new__(space[cls])
+            vars(outer).update(model=Loose(layers=layers), layers=layers)
+            answers[question] = getattr(outer, question)
+    sliding = {str(index) for index, layer in enumerate(layers) if vars(layer).get("layer_type") == "sliding_attention"}
+    return Strict(sliding_attention_layer_names=sliding, model=Strict(layers=layers), **answers)
+
+
+def _by_metadata(
+    source: Source, place: Dict[str, Any], layers: List[Any], base: List[Optional[bool]]
+) -> List[Optional[bool]]:
+    """Run the proposer's own metadata builder over what the base class gives (the closed pull request's way)."""
     sliding = {str(index) for index, layer in enumerate(layers) if vars(layer).get("layer_type") == "sliding_attention"}
     group: Any = Loose(layer_names=[str(index) for index in range(len(layers))], kv_cache_group_id=0)
     group.get_metadata_builder = lambda: Loose(
         build_for_drafting=lambda common_attn_metadata, **k: common_attn_metadata
     )
+    group.build_metadata_for_drafting = lambda common_attn_metadata, **k: common_attn_metadata
+    given = _Metadata(base[0] is True)
 
     class Base(Loose):
-        def __build(self, metadata: Any, *args: Any) -> Any:
+        def __build(self, metadata: Any, *args: Any, **kwargs: Any) -> Any:
             return [metadata], dict.fromkeys(group.layer_names, metadata)
 
     setattr(Base, place["method"], Base._Base__build)  # type: ignore[attr-defined]
-    source = files.source(place["file"], {})
-    source.method(place["class"], place["method"])
     space = source.load([place["class"]], only={place["class"]: {place["method"]}}, base=Base)
     proposer = space[place["class"]].__new__(space[place["class"]])
-    vars(proposer).update({"model": Loose(**{place["names"]: sliding}), "draft_attn_groups": [group]})
+    vars(proposer).update(
+        {
+            "model": Loose(**{place["names"]: sliding}),
+            "draft_attn_groups": [group],
+            "dflash_causal": base[0] is True,
+        }
+    )
     for name in vars(space[place["class"]]):
-        if not name.startswith("__") and name != place["method"]:
+        if not name.startswith("__") and name not in (place["method"], "dflash_causal"):
             vars(proposer)[name] = Stub(name)
-    _groups, per_layer = ask(getattr(proposer, place["method"]), _Metadata(False))
-    causal = [
-        per_layer[name].causal if isinstance(per_layer[name].causal, bool) else None for name in group.layer_names
-    ]
-    return causal, "given by %s.%s" % (place["class"], place["method"])
+    _groups, per_layer = ask(getattr(proposer, place["method"]), given)
+    return [per_layer[name].causal if isinstance(per_layer[name].causal, bool) else None for name in group.layer_names]
 
 
 class _Metadata(Loose):
@@ -153,38 +283,3 @@ class _Platform(Loose):
         if name.startswith("is_"):
             return lambda *args, **kwargs: False
         return super().__getattr__(name)
-
-
-#: Where the probe notes the causality that an attention object was built with.
-_NOTED = "_dflash_causal"
-
-
-def _note_causality(space: Dict[str, Any]) -> None:
-    """Let every cut class that takes ``causal`` note what it was given."""
-
-    def wrap(cls: Any) -> None:
-        original = cls.__init__
-        signature = inspect.signature(original)
-        if "causal" not in signature.parameters:
-            return
-
-        def noting(self: Any, *args: Any, **kwargs: Any) -> None:
-            bound = signature.bind(self, *args, **kwargs)
-            bound.apply_defaults()
-            self.__dict__[_NOTED] = bound.arguments["causal"]
-            original(self, *args, **kwargs)
-
-        cls.__init__ = noting
-
-    for value in list(space.values()):
-        if isinstance(value, type) and "__init__" in vars(value):
-            wrap(value)
-
-
-def _of_attention(layer: Any, key: str) -> Optional[bool]:
-    """A truth value that one of the layer's parts holds under ``key``; None where none does."""
-    for part in vars(layer).values():
-        held = getattr(part, "__dict__", {}).get(key)
-        if isinstance(held, bool):
-            return held
-    return None

@@ -5,17 +5,21 @@
 from __future__ import annotations
 
 import os
+import re
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Dict, List, Mapping, NamedTuple, Optional, Tuple
 
 from ansible_collections.dflash.fleet.plugins.module_utils import (
+    binaries,
     capabilities,
     checks,
     child,
     completeness,
     extensions,
     files,
+    host,
     identity,
+    installation,
     loading,
     probe_site,
     record,
@@ -85,7 +89,9 @@ def inspect_tree(tree: str, wish: Wish) -> Tuple[List[checks.Check], Dict[str, A
     found = identity.judge(said, wish.manifest, None, wish.level)
     compiled = extensions.present(package)
     if compiled or wish.manifest:
-        found += completeness.binaries(package, compiled, _expected(tree, said, wish), wish.device, None, wish.level)
+        wanted, certain = _expected(tree, said, wish)
+        place = binaries.Place(version=_version(said), serves_here=False)
+        found += binaries.examine(package, compiled, wanted, wish.device, wish.level, place, certain)
     if installed:
         found.append(completeness.by_record(tree, installed[0], wish.level))
         found.append(completeness.extra_files(tree, [installed[0].folder], wish.level))
@@ -128,13 +134,24 @@ def _inspect(
     installed = [item for item in record.distributions(site) if completeness.is_vllm(item.name)]
     said = dict(identity.of_site(site, installed[0] if installed else None), python=(seen or {}).get("version"))
     found = identity.judge(said, wish.manifest, release, level)
-    found.append(completeness.distribution(site, installed, seen, outcome.reason, level))
+    found.append(installation.distribution(site, installed, seen, outcome.reason, level))
+    found.append(installation.leftovers(site, level))
+    found.append(installation.shadow(site, seen, installation.started_from() if root is None else [], level))
+    found.append(installation.owners(site, level))
     compiled = extensions.present(package)
     layer = completeness.layer_folder(root, release)
-    torch_cuda = completeness.torch_cuda(
-        [item for item in (record.site_packages(layer) if layer else None, site) if item]
+    sites = [item for item in (record.site_packages(layer) if layer else None, site) if item]
+    sites += [item for item in (seen or {}).get("site_packages", []) if item not in sites]
+    place = binaries.Place(
+        sites=sites,
+        python=python,
+        installed=(seen or {}).get("installed", []),
+        torch_cuda=binaries.torch_cuda(sites),
+        version=_version(said),
+        built_with=(wish.manifest or {}).get("cuda") or None,
+        gpus=host.compute_capabilities() if wish.device == "cuda" else (),
     )
-    wanted = _expected(site, said, wish)
+    wanted, certain = _expected(site, said, wish)
     with ThreadPoolExecutor(max_workers=1) as pool:  # torch loads while the files are hashed
         loaded = pool.submit(
             loading.examine,
@@ -147,8 +164,7 @@ def _inspect(
             deadline=wish.deadline,
             level=level,
         )
-        names = (seen or {}).get("installed", [])
-        found += completeness.binaries(package, compiled, wanted, wish.device, torch_cuda, level, names)
+        found += binaries.examine(package, compiled, wanted, wish.device, level, place, certain)
         found += completeness.others(site, installed, seen, layer, level)
         found += _capabilities(package, python if seen else child.any_python(wish.user), wish)
         return found + loaded.result(), said
@@ -159,13 +175,29 @@ def _capabilities(package: str, python: str, wish: Wish) -> List[checks.Check]:
     return capabilities.examine(package, python, wish.drafter, required, user=wish.user, deadline=wish.deadline)
 
 
-def _expected(folder: str, said: Mapping[str, Any], wish: Wish) -> List[extensions.Expected]:
-    """Expected extensions: by the build's manifest, else by the source beside it, else by the release's number."""
+#: A version that is a release's own number; what stands after it may only name a device.
+RELEASE = re.compile(r"^\d+\.\d+\.\d+(\+(cu\d+|cpu|rocm\w*))?$")
+
+
+def _version(said: Mapping[str, Any]) -> str:
+    return str(said["version"] or said["package_version"] or "")
+
+
+def _expected(folder: str, said: Mapping[str, Any], wish: Wish) -> Tuple[List[extensions.Expected], bool]:
+    """Expected extensions, and whether the list is this build's own.
+
+    By the build's manifest, else by the source beside it, else by the release's number; the number of a fork or of
+    a commit between releases is only near one.
+    """
     listed = (wish.manifest or {}).get("extensions")
     if listed:
-        return [extensions.Expected(item["module"], bool(item.get("required", True))) for item in listed]
+        return [extensions.Expected(item["module"], bool(item.get("required", True))) for item in listed], True
     setup = os.path.join(folder, "setup.py")
     if os.path.isfile(setup):
-        with open(setup, encoding="utf-8", errors="replace") as handle:
-            return extensions.from_setup(handle.read(), wish.device)
-    return extensions.from_release(said["package_version"] or said["version"] or "", wish.device)
+        try:
+            with open(setup, encoding="utf-8", errors="replace") as handle:
+                return extensions.from_setup(handle.read(), wish.device), True
+        except (SyntaxError, ValueError):
+            pass  # another language's setup.py says nothing
+    version = str(said["package_version"] or said["version"] or "")
+    return extensions.from_release(version, wish.device), bool(RELEASE.match(version))

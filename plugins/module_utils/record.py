@@ -23,6 +23,7 @@ CACHE = "__pycache__"
 LEFTOVER = "~"
 #: How many paths a finding names before it only counts.
 SHOWN = 20
+SIZE = re.compile(r"^[0-9]{1,18}\Z")
 VLLM_DISTRIBUTION = re.compile(r"^vllm(_cpu)?-[^/]+\.(dist|egg)-info$")
 
 
@@ -98,9 +99,29 @@ def entries(site: str, folder: str) -> Optional[List[Entry]]:
                 if not row:
                     continue
                 path, digest, size = (row + ["", ""])[:3]
-                out.append(Entry(path, _hex(digest), int(size) if size.isdigit() else None))
+                out.append(Entry(path, _hex(digest), int(size) if SIZE.match(size) else None))
     except (OSError, UnicodeDecodeError, csv.Error):
         return None
+    return out
+
+
+def paths_below(site: str, folder: str, prefix: str) -> List[str]:
+    """Paths of RECORD that begin with ``prefix``; the lines of other packages cost next to nothing."""
+    try:
+        with open(os.path.join(site, folder, "RECORD"), encoding="utf-8", newline="") as handle:
+            text = handle.read()
+    except (OSError, UnicodeDecodeError):
+        return []
+    if prefix not in text:
+        return []
+    lines = (line for line in text.splitlines() if prefix in line)
+    out = []
+    try:
+        for row in csv.reader(lines):
+            if row and os.path.normpath(row[0]).startswith(prefix):
+                out.append(os.path.normpath(row[0]))
+    except csv.Error:
+        pass
     return out
 
 
@@ -134,13 +155,13 @@ def hash_files(root: str, paths: Iterable[str], workers: int = 0) -> Dict[str, s
     def size(path: str) -> int:
         try:
             return os.stat(os.path.join(root, path)).st_size
-        except OSError:
+        except (OSError, ValueError):
             return -1
 
     def one(path: str) -> Tuple[str, str]:
         try:
             return path, digest_file(os.path.join(root, path))
-        except OSError:
+        except (OSError, ValueError):
             return path, ""
 
     ordered = sorted(paths, key=size, reverse=True)
@@ -163,11 +184,12 @@ def verify(site: str, folder: str, workers: int = 0) -> Optional[List[Dict[str, 
             continue
         try:
             size = os.stat(os.path.join(site, entry.path)).st_size
-        except OSError:
+        except (OSError, ValueError):  # a path with a zero byte names nothing
             wrong.append({"path": entry.path, "problem": "missing"})
             continue
         if entry.size is not None and size != entry.size:
-            wrong.append({"path": entry.path, "problem": "%d bytes, recorded %d" % (size, entry.size)})
+            said = "%d bytes" % size if size else "empty"
+            wrong.append({"path": entry.path, "problem": "%s, recorded %d" % (said, entry.size)})
         else:
             to_hash[entry.path] = entry.digest
     for path, digest in hash_files(site, to_hash, workers).items():

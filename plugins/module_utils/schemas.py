@@ -68,6 +68,15 @@ BUILD_MANIFEST: Dict[str, Any] = {
         "schema": {"enum": [1]}, "kind": {"enum": ["build"]}, "build_id": ID, "pin": COMMIT, "series": SERIES,
         "commit": COMMIT, "mode": TEXT, "device": {"enum": ["cpu", "cuda"]}, "python": TEXT, "python_tag": TEXT,
         "platform": TEXT, "version": TEXT, "package_version": TEXT, "requirements_sha256": SHA256,
+        "native": {
+            "type": ["object", "null"], "required": ["base", "commit", "count", "files", "says"],
+            "properties": {"base": TEXT, "commit": COMMIT, "count": {"type": "integer"}, "says": TEXT,
+                           "files": {"type": "array", "items": TEXT}},
+        },
+        "requires_commits": {
+            "type": "array",
+            "items": {"type": "object", "required": ["ref", "commit"], "properties": {"ref": TEXT, "commit": COMMIT}},
+        },
         "wheel": {
             "type": "object", "required": ["name", "sha256", "size"],
             "properties": {"name": TEXT, "sha256": SHA256, "size": {"type": "integer"}},

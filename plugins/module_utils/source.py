@@ -27,6 +27,8 @@ NATIVE_FILES = ("CMakeLists.txt",)
 NATIVE_SUFFIXES = (".cu", ".cuh", ".c", ".cc", ".cpp", ".cxx", ".h", ".hpp", ".hip", ".S", ".cmake")
 #: Never built into the package, whatever lies there.
 NOT_BUILT = ("tests/", "docs/", "benchmarks/", "examples/", "docker/", ".buildkite/", ".github/")
+#: What may name a required commit: no option, no range, no expression.
+REQUIRED = re.compile(r"^(?!-)(?!.*\.\.)[\w./+-]+$")
 EXTENSION_CALLS = ("CMakeExtension", "Extension", "RustExtension", "CUDAExtension", "CppExtension")
 
 
@@ -259,17 +261,74 @@ def base_commit(git: Git, base: str) -> str:
     return done.stdout.strip()
 
 
-def refuse_native_changes(git: Git, base: str, commit: str) -> str:
-    """The base's commit, when no native file differs; else one sentence that names them."""
+def native_changes(git: Git, base: str, commit: str) -> Dict[str, Any]:
+    """What changed natively from a base to the build commit, as a fact: ``{base, commit, count, files, says}``.
+
+    ``files`` holds the first hundred; ``says`` is ``python only`` or names them.
+    """
     start = base_commit(git, base)
     found = changed_natives(git, start, commit)
+    says = "python only"
     if found:
         shown = ", ".join(found[:8]) + (" and %d more" % (len(found) - 8) if len(found) > 8 else "")
+        says = "%d native file%s: %s" % (len(found), "s" if len(found) > 1 else "", shown)
+    return {"base": base, "commit": start, "count": len(found), "files": found[:100], "says": says}
+
+
+def refuse_native(changes: Mapping[str, Any]) -> str:
+    """The base's commit, when no native file differs; else one sentence that names them."""
+    if changes["count"]:
         raise DflashError(
-            "Ready-made binaries of %s do not fit: native files changed since: %s" % (base, shown),
+            "Ready-made binaries of %s do not fit: native files changed since: %s"
+            % (changes["base"], changes["says"].partition(": ")[2]),
             "vllm_build_mode", "Use vllm_build_mode: source, or a base without these changes.",
         )
-    return start
+    return str(changes["commit"])
+
+
+# ---------------------------------------------------------------------- commits that must be in
+def required_commits(git: Git, pin: str, wanted: Sequence[str]) -> List[Dict[str, str]]:
+    """Each wanted commit or ref that the pin contains, as ``{ref, commit}``; the first that it does not is an error.
+
+    Ancestry only: a change that came in as another commit (squashed, picked) is not seen by it, and a commit that
+    was taken back later still is one.  What the code does is for the capability checks to say.
+    """
+    found = []
+    for name in wanted:
+        commit = known_commit(git, name)
+        asked = git("merge-base", "--is-ancestor", commit, pin, check=False)
+        if asked.returncode not in (0, 1):
+            raise DflashError("git cannot compare %s with the pin: %s" % (name, asked.stderr.strip()), git.folder)
+        if asked.returncode:
+            shown = name if commit == name else "%s (%s)" % (name, commit)
+            raise DflashError(
+                "The pin %s does not contain the required commit %s" % (pin, shown), "vllm_source_requires_commits",
+                "Pin a commit that descends from it. If its change came in as another commit (squashed or picked), "
+                "take it off the list: the capability checks run the code and decide.",
+            )
+        found.append({"ref": name, "commit": commit})
+    return found
+
+
+def known_commit(git: Git, name: str) -> str:
+    """The commit of a name in the mirror; asked of the repository once where the mirror has it not."""
+    if not REQUIRED.match(name):
+        raise DflashError("%r cannot name a commit" % name, "vllm_source_requires_commits",
+                          "Name a commit of 7 to 40 digits, a tag, a branch or refs/...")
+    full = "refs/" + name if name.startswith("pull/") else name
+    for attempt in (1, 2):
+        done = git("rev-parse", "--verify", "--quiet", full + "^{commit}", check=False)
+        if done.returncode == 0:
+            return done.stdout.strip()
+        if attempt == 1 and full.startswith("refs/"):
+            git("fetch", "--quiet", "--force", "origin", "+%s:%s" % (full, full), check=False)
+        elif attempt == 1:
+            git("fetch", "--quiet", "origin", full, check=False)
+    raise DflashError(
+        "The repository does not know the required commit %s (unknown object, or a short form that fits several)"
+        % name, "vllm_source_requires_commits",
+        "Write all 40 digits, a tag or a branch of this repository; a commit of another fork is not in it.",
+    )
 
 
 def facts(git: Git, pin: str) -> Dict[str, Any]:

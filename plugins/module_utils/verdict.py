@@ -16,9 +16,10 @@ def host_entry(seen: Mapping[str, Any], predict: bool) -> Dict[str, Any]:
     ``vllm_build_assert``, and the outcome that a role set; each may be missing.  ``lost`` is true for a host
     that was reached and then left the play; ``notes`` are what the operator took upon himself.
     """
-    pin = seen.get("pin") or {}
     state = seen.get("state") or {}
     outcome = dict(seen.get("outcome") or {})
+    pin = seen.get("pin") or outcome.get("pin") or {}
+    build = seen.get("build") or outcome.get("build") or state.get("build") or {}
     proof = state.get("proof") or {}
     group = state.get("group", "")
     word = outcome.get("state") or ""
@@ -32,7 +33,7 @@ def host_entry(seen: Mapping[str, Any], predict: bool) -> Dict[str, Any]:
         else:
             word = "not_reached"
     found: List[Dict[str, Any]] = list(outcome.get("checks") or [])
-    if word == "unchanged":
+    if word == "unchanged" and not outcome:
         found = list(proof.get("checks") or [])
     elif not found and word in ("refused", "stopped", "rolled_back"):
         found = list((seen.get("verify") or {}).get("checks") or [])
@@ -40,9 +41,11 @@ def host_entry(seen: Mapping[str, Any], predict: bool) -> Dict[str, Any]:
         outcome.get("acceptance") or (proof.get("acceptance") if word in ("unchanged", "would_change") else {}) or {}
     )
     release = outcome.get("release") or state.get("release") or {}
+    # What a diagnosis tells beside its checks; a deployment has nothing of it.
+    more = {key: outcome[key] for key in ("subject", "identity", "device", "accepted_unknown") if key in outcome}
     return {
         "state": word,
-        "build_id": state.get("build_id") or "",
+        "build_id": state.get("build_id") or build.get("build_id") or "",
         "release_id": release.get("release_id") or "",
         "deployment_id": outcome.get("deployment_id") or state.get("deployment_id") or "",
         "pin": pin.get("commit") or "",
@@ -59,6 +62,9 @@ def host_entry(seen: Mapping[str, Any], predict: bool) -> Dict[str, Any]:
         "serves": str(outcome.get("serves") or (state.get("current") if word != "stopped" else "") or ""),
         "notes": list(seen.get("notes") or []),
         "changed": bool(outcome.get("changed")),
+        "native": build.get("native"),
+        "requires_commits": list(build.get("requires_commits") or []),
+        **more,
     }
 
 
@@ -68,7 +74,7 @@ def exit_causes(hosts: Mapping[str, Mapping[str, Any]]) -> List[str]:
     for entry in hosts.values():
         if entry["state"] in ("unreachable", "lost"):
             found.add("unreachable_or_lost")
-        elif entry["state"] == "refused" and entry["phase"] in ("plan", "preflight"):
+        elif entry["state"] == "refused" and entry["phase"] in ("plan", "preflight", "inputs"):
             found.add("input")
         elif entry["state"] not in vocabulary.OK_HOST_STATES and entry["state"] != "not_reached":
             found.add("gate_or_build")
@@ -110,7 +116,10 @@ def recap(verdict: Mapping[str, Any], path: str, resume: str) -> List[str]:
     only = ", prediction only" if verdict["check_mode"] else ""
     lines = ["run %s, %d of %d hosts changed%s" % (verdict["state"], verdict["changed"], len(verdict["hosts"]), only)]
     for name, entry in sorted(verdict["hosts"].items()):
+        told = entry["phase"] == "verify" and bool(entry["checks"])
         line = "%-16s %-12s AL %s" % (name, entry["state"], _al(entry["acceptance_length"]))
+        if entry["phase"] in ("verify", "inputs"):
+            line = "%-16s %s" % (name, entry["state"])
         if entry["per_position"]:
             line += " (per position %s%s)" % (
                 _rate(entry["per_position"]),
@@ -129,16 +138,20 @@ def recap(verdict: Mapping[str, Any], path: str, resume: str) -> List[str]:
         ]
         if ids:
             lines.append("  " + ", ".join(ids))
+        if entry.get("native"):
+            lines.append("  native: %(says)s since %(base)s" % entry["native"])
+        if entry.get("requires_commits"):
+            lines.append("  contains: " + ", ".join(item["ref"] for item in entry["requires_commits"]))
         for text in entry["causes"] if entry["state"] != "unchanged" else []:
             lines.append("  because: " + text)
         lines.extend("  note: " + text for text in entry["notes"])
         if entry["reason"]:
             lines.append("  reason: " + entry["reason"])
-        for item in checks.blocking(entry["checks"], ()):
+        for item in checks.blocking(entry["checks"], ()) if not told else []:
             lines.append("  " + checks.sentence(item))
         unknown = [
             item["id"]
-            for item in entry["checks"]
+            for item in ([] if told else entry["checks"])
             if item["status"] == "unknown"
             and item["level"] == "required"
             and item not in checks.blocking(entry["checks"], ())
@@ -147,7 +160,7 @@ def recap(verdict: Mapping[str, Any], path: str, resume: str) -> List[str]:
             lines.append("  settled by behaviour, not by code: " + ", ".join(unknown))
         if entry["state"] == "rolled_back":
             lines.append("  serves again: deployment %s" % entry["serves"])
-        if entry["fix"]:
+        if entry["fix"] and not told:
             lines.append("  fix: " + entry["fix"])
     lines.append("verdict: " + path)
     if verdict["state"] != "ok":

@@ -180,6 +180,26 @@ CHECKS: Dict[str, Dict[str, Any]] = {
         "question": "Is every file of the dependency layer as it was installed?",
         "remedy": "Run the deployment again: the layer is installed anew.",
     },
+    "complete.leftovers": {
+        "stage": "build", "required_when": "always",
+        "question": "Is the folder free of what an interrupted installer leaves (folders that begin with ~)?",
+        "remedy": "An installation or removal was interrupted: run the deployment again.",
+    },
+    "complete.shadow": {
+        "stage": "build", "required_when": "always",
+        "question": "Is there no second vllm package on the interpreter's path, in the folder it is started from?",
+        "remedy": "Remove the other vllm, or start from another folder and without PYTHONPATH.",
+    },
+    "complete.owners": {
+        "stage": "build", "required_when": "always",
+        "question": "Does each file of the package belong to one distribution only?",
+        "remedy": "Uninstall both distributions and install the one that is meant: one wrote over the other's files.",
+    },
+    "complete.dependencies": {
+        "stage": "build", "required_when": "installed",
+        "question": "Does every file of the other distributions have the hash that their RECORD states?",
+        "remedy": "Reinstall the distribution that is named.",
+    },
     "complete.requirements": {
         "stage": "build", "required_when": "never",
         "question": "Are all requirements of vllm installed (vllm_release_exclude leaves some out on purpose)?",
@@ -195,6 +215,21 @@ CHECKS: Dict[str, Dict[str, Any]] = {
         "stage": "build", "required_when": "cuda",
         "question": "Do all extensions, torch and the toolkit belong to one CUDA major version?",
         "remedy": "Build with the CUDA of the torch in the layer; remove foreign nvidia-*-cu12 packages.",
+    },
+    "ext.needed": {
+        "stage": "build", "required_when": "extension",
+        "question": "Is every library that the extensions need where the loader looks (a driver's own aside)?",
+        "remedy": "Install the library that is named, or the torch that the build was made for.",
+    },
+    "ext.abi": {
+        "stage": "build", "required_when": "always",
+        "question": "Does this host have the newest GLIBC and GLIBCXX symbol versions that the extensions ask for?",
+        "remedy": "The build was made on a newer system: build on this one, or update it.",
+    },
+    "ext.arch": {
+        "stage": "build", "required_when": "cuda",
+        "question": "Do the extensions hold code for this host's GPUs?",
+        "remedy": "Build for the GPU's architecture (TORCH_CUDA_ARCH_LIST), or take a wheel that holds it.",
     },
     "ext.import": {
         "stage": "build", "required_when": "extension", "object": True,
@@ -219,13 +254,13 @@ CHECKS: Dict[str, Dict[str, Any]] = {
     },
     "capability.swa.uniform.v1": {
         "stage": "build", "required_when": "uniform_sliding_v1", "covered_by": "serving.canary_al",
-        "question": "Does the V1 runner give an all-sliding drafter its window?",
-        "remedy": "Pin v0.25.0 or newer.",
+        "question": "Does the V1 runner give an all-sliding drafter its window, and the causality that goes with it?",
+        "remedy": "Pin v0.26.0 or newer (v0.25 gives the window; causality only by dflash_config.causal).",
     },
     "capability.swa.uniform.v2": {
         "stage": "build", "required_when": "uniform_sliding_v2", "covered_by": "serving.canary_al",
-        "question": "Does the V2 runner give an all-sliding drafter its window?",
-        "remedy": "Pin v0.25.0 or newer.",
+        "question": "Does the V2 runner give an all-sliding drafter its window, and the causality that goes with it?",
+        "remedy": "Pin v0.26.0 or newer (v0.25 gives the window; causality only by dflash_config.causal).",
     },
     "capability.swa.mixed.v1": {
         "stage": "build", "required_when": "mixed_v1", "covered_by": "serving.canary_al",
@@ -246,6 +281,31 @@ CHECKS: Dict[str, Dict[str, Any]] = {
         "stage": "build", "required_when": "cache_rule_opt_in",
         "question": "Does disable_eagle_block_drop keep the tail block for DFlash?",
         "remedy": "Pin v0.30.0 or newer.",
+    },
+    "capability.lookahead_slot": {
+        "stage": "build", "required_when": "always", "covered_by": "serving.canary_al",
+        "question": "Does the scheduler reserve one slot more than the speculative tokens for DFlash?",
+        "remedy": "Pin v0.23.0 or newer.",
+    },
+    "capability.mixed_guard": {
+        "stage": "build", "required_when": "mixed",
+        "question": "Is a mixed drafter served right or refused, on each runner, never served wrongly in silence?",
+        "remedy": "A patch took out the refusal, or the release is older than v0.25.0: pin v0.26.0 or newer.",
+    },
+    "capability.lm_head_sharing.v1": {
+        "stage": "build", "required_when": "nested_target_v1", "covered_by": "serving.al",
+        "question": "Does the V1 runner give the drafter the head of a target that nests it?",
+        "remedy": "Pin an upstream release: each shares the head.",
+    },
+    "capability.lm_head_sharing.v2": {
+        "stage": "build", "required_when": "nested_target_v2", "covered_by": "serving.al",
+        "question": "Does the V2 runner give the drafter the head of a target that nests it?",
+        "remedy": "Pin v0.26.0 or newer.",
+    },
+    "capability.dflash2_files": {
+        "stage": "build", "required_when": "dflash2",
+        "question": "Is DFlash2 there whole: its registered model with layers of its own, and its speculator?",
+        "remedy": "Pin v0.28.0 or newer; some commits between releases lack the hook for DFlash2's layers.",
     },
     # ------------------------------------------------------------------ serving
     "serving.process": {

@@ -18,7 +18,14 @@ description:
   - Describes model folders that lie on the controller (revision by content, config.json).
 extends_documentation_fragment:
   - dflash.fleet.attributes.info
-options: {}
+options:
+  scope:
+    description:
+      - What the inputs are for. V(verify) types only what a diagnosis needs, so that it can be run without models and
+        without a build; names are judged alike.
+    type: str
+    choices: [deploy, verify]
+    default: deploy
 """
 
 EXAMPLES = r"""
@@ -49,6 +56,7 @@ report_dir:
   description: Where runs leave their verdicts on the controller.
   type: str
   returned: success
+# With O(scope=verify) what follows is not returned.
 target:
   description: The target (source, name, path, revision, config, stat).
   type: dict

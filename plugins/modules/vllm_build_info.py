@@ -29,6 +29,16 @@ options:
   release:
     description: Folder of an installed release, C(<root>/releases/<id>).
     type: path
+  root:
+    description:
+      - Root folder of a host with a deployment; the release that O(instance) serves now is looked at, and compared with
+        its build's manifest. O(drafter) and O(speculative_config) then default to those that it was launched with.
+      - No proof of an earlier run is read.
+    type: path
+  instance:
+    description: The instance below O(root).
+    type: str
+    default: main
   drafter:
     description: Folder with the C(config.json) of a drafter; what it needs is required then.
     type: path
@@ -36,12 +46,11 @@ options:
     description: Further keys of the speculative configuration that the server is started with, such as
       C(disable_eagle_block_drop).
     type: dict
-    default: {}
   device:
-    description: What the build is for.
+    description: What the build is for; V(auto) tells it from the binaries and the torch that are there.
     type: str
-    choices: [cpu, cuda]
-    default: cpu
+    choices: [auto, cpu, cuda]
+    default: auto
   runner:
     description: The model runner that will serve; V(auto) finds those that may.
     type: str
@@ -111,6 +120,18 @@ checks:
     evidence:
       description: What lets a sceptic repeat the finding.
       type: raw
+device:
+  description: What the build is for.
+  returned: success
+  type: str
+subject:
+  description: What was looked at.
+  returned: success
+  type: str
+deployed:
+  description: Deployment id, release manifest and build manifest of what O(root) serves.
+  returned: with O(root)
+  type: dict
 identity:
   description: Distribution, versions, recorded commit and origin.
   returned: success
@@ -127,10 +148,61 @@ identity:
     python: 3.11.2
 """
 
+from typing import Any, Dict, Optional
+
 from ansible.module_utils.basic import AnsibleModule
 
-from ansible_collections.dflash.fleet.plugins.module_utils import checks, proof
+from ansible_collections.dflash.fleet.plugins.module_utils import (
+    checks,
+    child,
+    diagnosis,
+    probe_site,
+    proof,
+    record,
+)
 from ansible_collections.dflash.fleet.plugins.module_utils.errors import DflashError
+
+
+def device_of(params: Dict[str, Any], release: Optional[str]) -> str:
+    """The device that is named, or told by what is there."""
+    if params["device"] != "auto":
+        return str(params["device"])
+    if params["tree"]:
+        return diagnosis.device_of([params["tree"]])
+    if release:
+        site = record.site_packages(release)
+        return diagnosis.device_of([site] if site else [])
+    seen = child.run(params["python"], [probe_site], {}, user=params["user"], deadline=params["deadline"])
+    return diagnosis.device_of(seen.value["site"] if seen.ok else [])
+
+
+def look(params: Dict[str, Any]) -> Dict[str, Any]:
+    """Checks and identity of what is named."""
+    told = diagnosis.deployed(params["root"], params["instance"]) if params["root"] else {}
+    build = told.get("build") or {}
+    release = params["release"] or told.get("release")
+    config = params["speculative_config"]
+    closed = diagnosis.closed_to(params["python"], params["user"]) if params["python"] else ""
+    wish = proof.Wish(
+        drafter=proof.load_drafter(params["drafter"] or told.get("drafter")),
+        speculative_config=config if config is not None else told.get("speculative_config", {}),
+        device=params["device"] if closed else build.get("device") or device_of(params, release),
+        runner=params["runner"] if params["runner"] != "auto" else told.get("runner", "auto"),
+        manifest=build or None,
+        user=params["user"],
+        deadline=params["deadline"],
+    )
+    if closed:
+        found, said = diagnosis.by_files(params["python"], closed, wish)
+    else:
+        found, said = proof.inspect(params["tree"], params["python"], release, wish)
+    answer = dict(
+        checks.result(found, may_be_covered=True),
+        identity=said,
+        device=said.get("device") or wish.device,
+        subject=params["tree"] or params["python"] or release,
+    )
+    return dict(answer, deployed=told) if told else answer
 
 
 def main() -> None:
@@ -140,31 +212,24 @@ def main() -> None:
             "tree": {"type": "path"},
             "python": {"type": "path"},
             "release": {"type": "path"},
+            "root": {"type": "path"},
+            "instance": {"type": "str", "default": "main"},
             "drafter": {"type": "path"},
-            "speculative_config": {"type": "dict", "default": {}},
-            "device": {"type": "str", "choices": ["cpu", "cuda"], "default": "cpu"},
+            "speculative_config": {"type": "dict"},
+            "device": {"type": "str", "choices": ["auto", "cpu", "cuda"], "default": "auto"},
             "runner": {"type": "str", "choices": ["auto", "v1", "v2"], "default": "auto"},
             "user": {"type": "str", "default": "nobody"},
             "deadline": {"type": "int", "default": 120},
         },
-        required_one_of=[("tree", "python", "release")],
-        mutually_exclusive=[("tree", "python", "release")],
+        required_one_of=[("tree", "python", "release", "root")],
+        mutually_exclusive=[("tree", "python", "release", "root")],
         supports_check_mode=True,
     )
-    params = module.params
     try:
-        wish = proof.Wish(
-            drafter=proof.load_drafter(params["drafter"]),
-            speculative_config=params["speculative_config"],
-            device=params["device"],
-            runner=params["runner"],
-            user=params["user"],
-            deadline=params["deadline"],
-        )
-        found, said = proof.inspect(params["tree"], params["python"], params["release"], wish)
+        answer = look(module.params)
     except DflashError as error:
         module.fail_json(msg=str(error), what=error.what, where=error.where, fix=error.fix)
-    module.exit_json(changed=False, identity=said, **checks.result(found, may_be_covered=True))
+    module.exit_json(changed=False, **answer)
 
 
 if __name__ == "__main__":

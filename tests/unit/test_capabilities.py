@@ -21,8 +21,14 @@ RIGHT = {
     "swa.mixed.v2": "pass",
     "cache_rule.default": "fail",
     "cache_rule.opt_in": "pass",
+    "lookahead_slot": "pass",
+    "mixed_guard": "pass",
+    "lm_head_sharing.v1": "pass",
+    "lm_head_sharing.v2": "pass",
 }
 WINDOWS = ("swa.uniform.v1", "swa.uniform.v2", "swa.mixed.v2")
+#: What a tree does wrong with a mixed drafter without refusing it, the guard tells too.
+WRONG_WINDOWS = {**dict.fromkeys(WINDOWS, "fail"), "mixed_guard": "fail"}
 SHIFT = "[number + 1 for number in own["
 
 
@@ -112,28 +118,32 @@ WRONG = [
         {"layer_offset.v1": "fail"},
     ),
     ("defaults instead", {tree.RUNNER_V1: {"if taps:": "if not taps:"}}, {"layer_offset.v1": "fail"}),
-    ("renamed", {tree.RUNNER_V1: {"_get_eagle3_aux_layers_from_config": "_taps"}}, {"layer_offset.v1": "unknown"}),
+    ("renamed", {tree.RUNNER_V1: {"_get_eagle3_aux_layers_from_config": "_taps"}}, {}),
     ("decided elsewhere", {tree.RUNNER_V1: {"if own and": "if envs.SHIFT and"}}, {"layer_offset.v1": "unknown"}),
     (
         "window computed, not passed to the attention",
         {tree.MODEL: {"per_layer_sliding_window=sliding_window, ": ""}},
-        dict.fromkeys(WINDOWS, "fail"),
+        WRONG_WINDOWS,
     ),
     (
         "window computed, not passed by the layer",
         {tree.MODEL: {"sliding_window=window, ": ""}},
-        dict.fromkeys(WINDOWS, "fail"),
+        WRONG_WINDOWS,
     ),
-    ("one window for all", {tree.MODEL: {"kinds[layer_idx] ==": "kinds[0] =="}}, {"swa.mixed.v2": "fail"}),
+    (
+        "one window for all",
+        {tree.MODEL: {"kinds[layer_idx] ==": "kinds[0] =="}},
+        {"swa.mixed.v2": "fail", "mixed_guard": "fail"},
+    ),
     (
         "causality turned round",
         {tree.MODEL: {"else None, slides": "else None, not slides"}},
-        dict.fromkeys(WINDOWS, "fail"),
+        {**WRONG_WINDOWS, "swa.uniform.v1": "pass"},
     ),
     (
         "V1 takes mixed layers",
         {tree.MODEL: {" and not get_current_vllm_config().use_v2_model_runner": " and False"}},
-        {"swa.mixed.v1": "pass"},
+        {"mixed_guard": "fail"},
     ),
     (
         "causality lost",
@@ -144,7 +154,7 @@ WRONG = [
                 "        self.causal = causal\n": "",
             }
         },
-        dict.fromkeys(WINDOWS, "unknown"),
+        {"swa.uniform.v2": "unknown", "swa.mixed.v2": "unknown", "mixed_guard": "unknown"},
     ),
     (
         "causality and window lost",
@@ -155,7 +165,7 @@ WRONG = [
                 "        self.causal = causal\n": "",
             }
         },
-        dict.fromkeys(WINDOWS, "fail"),
+        WRONG_WINDOWS,
     ),
     (
         "option removed",
@@ -177,7 +187,7 @@ WRONG = [
     (
         "the manager drops always",
         {tree.MANAGER: {"use_eagle=self.use_eagle": "use_eagle=True"}},
-        {"cache_rule.opt_in": "unknown"},
+        {"cache_rule.opt_in": "fail"},
     ),
     (
         "kept by default",
@@ -187,7 +197,7 @@ WRONG = [
     (
         "not Python",
         {tree.CONFIG: {"return self.use_eagle() and": "return ("}},
-        {"cache_rule.default": "unknown", "cache_rule.opt_in": "unknown"},
+        {"cache_rule.default": "unknown", "cache_rule.opt_in": "unknown", "lookahead_slot": "unknown"},
     ),
 ]
 
@@ -204,13 +214,22 @@ def test_a_check_without_a_known_place_is_unknown(tmp_path: Path, monkeypatch: p
     assert statuses(tree.write(tmp_path)) == {**RIGHT, "layer_offset.v1": "unknown"}
 
 
+V2 = ("layer_offset.v2", "swa.uniform.v2", "swa.mixed.v2", "lm_head_sharing.v2")
+
+
 def test_a_tree_without_the_v2_runner(tmp_path: Path) -> None:
-    found = statuses(tree.write(tmp_path, without=(tree.SPECULATOR,)))
-    assert found == {**RIGHT, "layer_offset.v2": "fail", "swa.uniform.v2": "fail", "swa.mixed.v2": "fail"}
+    """There is nothing to judge; a deployment that needs it is refused all the same."""
+    package = tree.write(tmp_path, without=(tree.SPECULATOR, tree.HEADS_V2, tree.RUNNER_V2))
+    assert statuses(package) == {**RIGHT, **dict.fromkeys(V2, "skip")}
+    found = statuses(package, required={"capability.layer_offset.v2"})
+    assert found == {**RIGHT, **dict.fromkeys(V2, "skip"), "layer_offset.v2": "fail"}
 
 
 def test_layers_that_know_only_their_type_take_causality_from_the_proposer(tmp_path: Path) -> None:
     builder = """class DFlashProposer(Base):
+    def set_inputs(self, common):
+        return CommonAttentionMetadata(common.slots, causal=False)
+
     def build_per_group_and_layer_attn_metadata(self, cad, draft_index=0):
         groups, layers = super().build_per_group_and_layer_attn_metadata(cad, draft_index)
         for group in self.draft_attn_groups:
@@ -229,11 +248,13 @@ def test_layers_that_know_only_their_type_take_causality_from_the_proposer(tmp_p
             " causal=causal,": "",
             ", causal: bool = False": "",
             "        self.causal = causal\n": "",
+            "layer_idx=i)": "layer_idx=i, layer_type=config.layer_types[i])",
         },
         tree.PROPOSER: {tree.FILES[tree.PROPOSER]: builder},
     }
     found = statuses(tree.write(tmp_path, changes))
-    assert found == {**RIGHT, "swa.mixed.v1": "pass", "swa.uniform.v2": "unknown", "swa.mixed.v2": "unknown"}
+    blind = {"swa.uniform.v2": "unknown", "swa.mixed.v2": "unknown", "mixed_guard": "unknown"}
+    assert found == {**RIGHT, "swa.mixed.v1": "pass", **blind}
     changes[tree.PROPOSER] = {tree.FILES[tree.PROPOSER]: builder.replace("causal=True", "causal=False")}
     assert statuses(tree.write(tmp_path, changes))["swa.mixed.v1"] == "fail"
 
@@ -328,8 +349,8 @@ def test_a_drafter_in_the_speculators_dialect_counts_from_one() -> None:
             {"disable_eagle_block_drop": True},
             {"layer_offset.v1", "swa.uniform.v1", "cache_rule.opt_in"},
         ),
-        ("mixed", "cpu", "auto", {}, {"layer_offset.v1", "swa.mixed.v1", "cache_rule.default"}),
-        ("mixed", "cuda", "auto", {}, {"layer_offset.v2", "swa.mixed.v2", "cache_rule.default"}),
+        ("mixed", "cpu", "auto", {}, {"layer_offset.v1", "swa.mixed.v1", "cache_rule.default", "mixed_guard"}),
+        ("mixed", "cuda", "auto", {}, {"layer_offset.v2", "swa.mixed.v2", "cache_rule.default", "mixed_guard"}),
         (
             "uniform",
             "cuda",
@@ -345,7 +366,7 @@ def test_what_a_deployment_needs(
 ) -> None:
     package = tree.write(tmp_path)
     found = capabilities.required_ids(str(package), device, capabilities.generic(kind), options, runner)
-    assert {name.replace("capability.", "") for name in found} == needed
+    assert {name.replace("capability.", "") for name in found} == {*needed, "lookahead_slot"}
     assert capabilities.required_ids(str(package), device, None, options, runner) == set()
 
 

@@ -244,3 +244,44 @@ def test_the_configured_inventory_counts_where_none_is_given(place, monkeypatch)
 def test_it_needs_no_connection_and_no_host():
     assert dflash_inputs.ActionModule._requires_connection is False
     assert dflash_inputs.ActionModule.TRANSFERS_FILES is False
+
+
+# ---------------------------------------------------------------- a diagnosis
+def diagnose(**given: Any) -> dict[str, Any]:
+    """The action over a host of which nothing else is known."""
+    made = action_stub.plugin(dflash_inputs.ActionModule, scope="verify")
+    return made.run(task_vars={"inventory_dir": "None", "inventory_hostname": "gpu1", **given})
+
+
+def test_a_diagnosis_needs_no_inventory_and_no_model(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    found = diagnose(vllm_verify_python="/opt/ml-env/bin/python3", vllm_build_mode="source", vllm_verify_deadline="60")
+    assert "failed" not in found, found
+    assert found["inputs"]["vllm_verify_python"] == "/opt/ml-env/bin/python3" and found["instance"] == "main"
+    assert found["inputs"]["vllm_verify_deadline"] == 60
+    assert found["inputs"]["dflash_service_user"] == "nobody"  # an account that every host has
+    assert found["report_dir"] == str(tmp_path / "runs") and list(tmp_path.iterdir()) == []
+    assert diagnose(dflash_service_user="dflash")["inputs"]["dflash_service_user"] == "dflash"
+    assert diagnose(dflash_report_dir="/out")["report_dir"] == "/out"
+
+
+@pytest.mark.parametrize(
+    ("given", "sentence"),
+    [
+        ({"vllm_verify_pyhton": "/p"}, "unknown variable vllm_verify_pyhton: did you mean vllm_verify_python?"),
+        ({"dflash_serve_prt": 1}, "unknown variable dflash_serve_prt: did you mean dflash_serve_port?"),
+        ({"vllm_verify_deadline": 1}, "vllm_verify_deadline must be between 5 and 3600"),
+        ({"vllm_verify_python": "python3"}, "must be an absolute path on the host"),
+        ({"dflash_accept_unknown": {}}, "dflash_accept_unknown must be a list"),
+        ({"dflash_root": "{{ nowhere }}"}, "dflash_root cannot be evaluated"),
+    ],
+)
+def test_a_diagnosis_answers_names_and_types_alike(tmp_path, monkeypatch, given, sentence):
+    monkeypatch.chdir(tmp_path)
+    found = diagnose(**given)
+    assert found["failed"] is True and sentence in found["msg"] and len(found["errors"]) == 1
+
+
+def test_a_diagnosis_does_not_evaluate_what_it_does_not_need(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert "failed" not in diagnose(dflash_models_target="{{ nowhere }}", vllm_source_repo="{{ nowhere }}")

@@ -171,3 +171,21 @@ def test_an_inventory_is_named_as_seen_from_here(monkeypatch, tmp_path):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(dflash_report.context, "CLIARGS", {"inventory": (str(tmp_path / "inv"),)})
     assert dflash_report.ActionModule._resume() == "ansible-playbook deploy_dflash.yml -i inv"
+
+
+# ---------------------------------------------------------------- a diagnosis, and a build of this run
+def test_a_diagnosis_is_printed_as_a_table_without_control_characters(report, tmp_path, monkeypatch):
+    bad = make("complete.record", "fail", "as recorded", "\x1b[2J vllm/_C.so: changed")
+    outcome = {"state": "refused", "phase": "verify", "checks": [bad], "subject": "/opt/venv/bin/python"}
+    found, lines = report({"a": {"__dflash_outcome": outcome, "__vllm_verify_inputs": {"report_dir": "/none"}}})
+    assert lines[0] == "a: /opt/venv/bin/python" and "FAIL     complete.record" in lines[2]
+    assert "run failed, 0 of 1 hosts changed" in lines and not any("\x1b" in line for line in lines)
+    assert (found["causes"], found["code"]) == (["gate_or_build"], 2)
+
+
+def test_what_the_builder_made_is_told_for_every_host_of_that_build(report):
+    native = {"base": "v1", "commit": "a" * 40, "count": 0, "files": [], "says": "python only"}
+    job = {"manifest": {"build_id": ID, "native": native, "requires_commits": []}}
+    other = {"__dflash_plan_state": {"group": "todo", "build_id": "1" * 16, "causes": []}}
+    hosts = report({"a": TODO, "b": {**TODO, "__vllm_build_job": job}, "c": other})[0]["verdict"]["hosts"]
+    assert [hosts[name]["native"] for name in "abc"] == [native, native, None]

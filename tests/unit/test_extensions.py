@@ -10,7 +10,8 @@ from pathlib import Path
 import pytest
 import vllm_tree as tree
 
-from ansible_collections.dflash.fleet.plugins.module_utils import completeness, extensions
+from ansible_collections.dflash.fleet.plugins.module_utils import binaries, extensions
+from ansible_collections.dflash.fleet.plugins.module_utils import elf as elves
 
 
 @pytest.mark.parametrize(
@@ -104,7 +105,7 @@ def elf(machine: int = 62, needed: tuple[str, ...] = ("libcudart.so.13",), beyon
 def test_a_library_is_judged_by_its_headers(tmp_path: Path, data: bytes, problem: str) -> None:
     path = tmp_path / "_C.abi3.so"
     path.write_bytes(data)
-    found = extensions.read_elf(str(path), "x86_64")
+    found = elves.read(str(path), "x86_64")
     assert found.problem.startswith(problem)
     assert bool(found.problem) == bool(problem)
     assert found.size == len(data)
@@ -113,12 +114,12 @@ def test_a_library_is_judged_by_its_headers(tmp_path: Path, data: bytes, problem
 def test_needed_libraries_name_the_cuda_version(tmp_path: Path) -> None:
     path = tmp_path / "a.so"
     path.write_bytes(elf(needed=("libc.so.6", "libcudart.so.13", "libcudart.so.12")))
-    assert extensions.read_elf(str(path), "x86_64").needed == ["libc.so.6", "libcudart.so.13", "libcudart.so.12"]
-    assert extensions.cuda_majors(["libcudart.so.13", "libc.so.6"]) == ["13"]
+    assert elves.read(str(path), "x86_64").needed == ["libc.so.6", "libcudart.so.13", "libcudart.so.12"]
+    assert elves.cuda_majors(["libcudart.so.13", "libc.so.6"]) == ["13"]
 
 
 def test_a_missing_library_is_named(tmp_path: Path) -> None:
-    assert extensions.read_elf(str(tmp_path / "no.so")).problem == "cannot be read: No such file or directory"
+    assert elves.read(str(tmp_path / "no.so")).problem == "cannot be read: No such file or directory"
 
 
 def test_what_is_there(tmp_path: Path) -> None:
@@ -154,9 +155,8 @@ def test_one_cuda_major_version(
     path.write_bytes(elf(needed=(needed,)))
     wanted = [extensions.Expected("vllm._C", True)]
     compiled = {"vllm._C": str(path)}
-    found = completeness.binaries(str(tmp_path), compiled, wanted, "cuda", torch, "required", packages)
-    assert [(item["id"], item["status"]) for item in found] == [
-        ("complete.extensions", "pass"),
-        ("ext.elf", "pass"),
-        ("ext.cuda_major", status),
-    ]
+    place = binaries.Place(installed=packages, torch_cuda=torch, toolkits=())
+    found = binaries.examine(str(tmp_path), compiled, wanted, "cuda", "required", place)
+    by_id = {item["id"]: item["status"] for item in found}
+    assert by_id["complete.extensions"] == by_id["ext.elf"] == "pass"
+    assert by_id["ext.cuda_major"] == status

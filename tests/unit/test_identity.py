@@ -30,8 +30,10 @@ MANIFEST = {
 
 CASES: list[tuple[str, dict[str, Any], dict[str, Any], str, str]] = [
     ("as built", {}, {}, "pass", "pass"),
-    ("other commit", {"commit_id": "gffffffff0"}, {}, "fail", "pass"),
-    ("no commit recorded", {"commit_id": None}, {}, "unknown", "pass"),
+    ("other commit", {"commit_id": "gffffffff0", "version": None, "package_version": "0.32.1"},
+     {"version": None, "package_version": None}, "fail", "pass"),
+    ("commit in the version only", {"commit_id": None}, {}, "pass", "pass"),
+    ("a version that was given", {"commit_id": None, "commit_unset": True}, {}, "unknown", "pass"),
     (
         "commit of the origin",
         {"commit_id": None, "direct_url": {"vcs_info": {"commit_id": COMMIT}}},
@@ -85,8 +87,12 @@ def test_a_version_file_is_read_not_run(tmp_path: Path) -> None:
     (tmp_path / "_version.py").write_text(
         "version: str\n__version__ = version = '0.32.0'\n__commit_id__ = commit_id = None\nraise SystemExit\n"
     )
-    assert identity.package_version(str(tmp_path)) == {"version": "0.32.0", "commit_id": None}
-    assert identity.package_version(str(tmp_path / "nowhere")) == {"version": None, "commit_id": None}
+    assert identity.package_version(str(tmp_path)) == {
+        "version": "0.32.0", "commit_id": None, "commit_unset": True,
+    }
+    assert identity.package_version(str(tmp_path / "nowhere")) == {
+        "version": None, "commit_id": None, "commit_unset": False,
+    }
 
 
 def test_head_of_a_clone_is_read_from_its_files(tmp_path: Path) -> None:

@@ -323,6 +323,8 @@ GOOD: dict[str, Any] = {
         ({"vllm_source_ref": "--upload-pack=x"}, ["vllm_source_ref must not be empty or begin with a dash"]),
         ({"vllm_toolchain_python": ""}, ["vllm_toolchain_python must not"]),
         ({"dflash_service_user": "-x"}, ["dflash_service_user must not"]),
+        ({"vllm_source_requires_commits": ["abc1234", "v0.22.0", "refs/pull/40898/head", "feature/x"]}, []),
+        ({"vllm_source_requires_commits": ["-x", "a..b", "a b"]}, ["has '-x'", "has 'a..b'", "has 'a b'"]),
         ({"dflash_serve_environment": {"A": "1", "B": 2, "C": 0.5}}, []),
         ({"dflash_serve_environment": {"A": True}}, ["dflash_serve_environment.A must be text, not True"]),
         ({"dflash_serve_environment": {"A": None}}, ["dflash_serve_environment.A must be text"]),
@@ -337,6 +339,29 @@ def test_combinations(given, sentences):
     values, errors = inputs.merge(DECLARED, {**GOOD, **given})
     assert errors == []
     found = inputs.combinations(values)
+    assert len(found) == len(sentences), found
+    for sentence, error in zip(sentences, found, strict=True):
+        assert sentence in error
+
+
+# ---------------------------------------------------------------- a diagnosis
+@pytest.mark.parametrize(
+    ("given", "sentences"),
+    [
+        ({}, []),
+        ({"vllm_verify_python": "/opt/ml-env/bin/python3", "vllm_verify_drafter": "~/drafter"}, []),
+        ({"vllm_verify_tree": "/t"}, []),
+        ({"vllm_verify_python": "python3"}, ["vllm_verify_python must be an absolute path on the host, not 'python3'"]),
+        ({"vllm_verify_tree": "./t"}, ["vllm_verify_tree must be an absolute path"]),
+        ({"vllm_verify_drafter": "d"}, ["vllm_verify_drafter must be an absolute path"]),
+        ({"vllm_verify_python": "/p", "vllm_verify_tree": "/t"}, ["both set: name one of them"]),
+        ({"dflash_service_user": " "}, ["dflash_service_user must not be empty"]),
+    ],
+)
+def test_a_diagnosis_needs_little(given, sentences):
+    values, errors = inputs.merge({name: DECLARED[name] for name in inputs.VERIFY}, given)
+    assert errors == []
+    found = inputs.verify(values)
     assert len(found) == len(sentences), found
     for sentence, error in zip(sentences, found, strict=True):
         assert sentence in error

@@ -134,6 +134,8 @@ def test_trust_remote_code_is_off_unless_said() -> None:
         ({"dflash_serve_engine_args": {"x": {"y": object()}}}, "object cannot be written"),
         ({"dflash_serve_speculative_config": {"num_speculative_tokens": 9}}, "Set dflash_serve_num_speculative_tokens"),
         ({"dflash_serve_speculative_config": {"method": "eagle3"}}, "always dflash"),
+        ({"dflash_serve_speculative_config": {"rejection_sample_method": "synthetic"}}, "keeps the target's text"),
+        ({"dflash_serve_speculative_config": {"synthetic_acceptance_length": 6.0}}, "keeps the target's text"),
         ({"dflash_serve_environment": {"HF_TOKEN": "x"}}, "looks like a secret"),
         ({"dflash_serve_environment": {"VLLM_API_KEY": "x"}}, "looks like a secret"),
         ({"dflash_serve_environment": {"TMPDIR": "/x"}}, "set by this collection"),

@@ -108,5 +108,5 @@ def test_what_stands_against_a_host(found, accepted, ids):
 def test_filters_are_offered_by_name():
     assert phases.FilterModule().filters() == {
         "phase_hosts": phases.phase_hosts, "builders": phases.builders, "against": phases.against,
-        "against_ids": phases.against_ids,
+        "against_ids": phases.against_ids, "diagnosed": phases.diagnosis.outcome,
     }

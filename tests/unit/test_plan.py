@@ -51,6 +51,7 @@ def test_what_belongs_to_another_way_of_building_is_left_out():
         {"inputs": {"vllm_build_precompiled_base": "v2"}},
         {"inputs": {"vllm_release_exclude": ["a"]}},
         {"inputs": {"vllm_release_extra_index_urls": ["https://example.org/a", "https://example.org/b"]}},
+        {"inputs": {"vllm_source_requires_commits": ["v1"]}},
         {"pin": {"commit": "b" * 40}},
         {"pin": {"series": []}},
         {"pin": {"series": [{"name": "p", "sha256": "2" * 64}]}},
@@ -68,12 +69,18 @@ def test_what_makes_the_wheel_changes_its_build(change):
         {"inputs": {"dflash_serve_port": 9000, "dflash_accept_floor": 3.0, "dflash_root": "/b"}},
         {"inputs": {"vllm_source_repo": "https://example.org/mirror", "vllm_source_ref": "main"}},
         {"inputs": {"vllm_release_exclude": ["a", "b"]}},
+        {"inputs": {"vllm_source_requires_commits": []}},
         {"pin": {"ref": "main", "repo": "mirror", "series": [{"name": "renamed", "sha256": "1" * 64}]}},
         {"python": {"path": "/usr/local/bin/python3", "version": "3.11.4", "glibc": "2.41"}},
     ],
 )
 def test_what_does_not_make_the_wheel_leaves_its_build(change):
     assert ids.build_id(spec(**change)) == ids.build_id(spec())
+
+
+def test_required_commits_are_a_set():
+    found = [spec({"vllm_source_requires_commits": names}) for names in (["b", "a"], ["a", "b", "a"])]
+    assert found[0] == found[1] and found[0]["requires_commits"] == ["a", "b"]
 
 
 @pytest.mark.parametrize(

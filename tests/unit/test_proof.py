@@ -152,8 +152,13 @@ def test_a_right_release(root: Path) -> None:
         "identity.version",
         "identity.wheel",
         "complete.distribution",
+        "complete.leftovers",
+        "complete.shadow",
+        "complete.owners",
         "complete.extensions",
         "ext.elf",
+        "ext.needed",
+        "ext.abi",
         "ext.cuda_major",
         "complete.layer",
         "complete.extra_files",
@@ -167,6 +172,10 @@ def test_a_right_release(root: Path) -> None:
         "capability.swa.mixed.v2",
         "capability.cache_rule.default",
         "capability.cache_rule.opt_in",
+        "capability.lookahead_slot",
+        "capability.mixed_guard",
+        "capability.lm_head_sharing.v1",
+        "capability.lm_head_sharing.v2",
         "ext.import:vllm._C",
         "ext.ops:vllm._C",
     ]
@@ -249,7 +258,7 @@ def other_commit(root: Path) -> None:
         (edited, ["complete.record"], "vllm/v1/core/kv_cache_manager.py: "),
         (added, ["complete.extra_files"], "vllm/sitecustom.py"),
         (layer_touched, ["complete.layer"], "torch/extra.py"),
-        (half_removed, ["complete.distribution"], "leftovers of an interrupted installation: ~llm-0.32.0.dist-info"),
+        (half_removed, ["complete.leftovers"], "site-packages/~llm-0.32.0.dist-info"),
         (unlisted, ["complete.distribution"], "0 distributions in the folder"),
         (two, ["complete.distribution"], "the interpreter sees 2 distributions"),
         (other_wheel, ["identity.wheel"], "bb"),
@@ -296,7 +305,7 @@ def test_a_tree_is_told_without_being_imported(tmp_path: Path) -> None:
     (package / "__init__.py").write_text("raise SystemExit\n")
     found, said = proof.inspect_tree(str(tmp_path), proof.Wish())
     assert [item["id"] for item in found][:2] == ["identity.commit", "identity.version"]
-    assert len(found) == 10
+    assert len(found) == 14
     assert said["commit_id"] == "g0123abcde"
     assert checks.blocking(found) == []
 
@@ -325,7 +334,7 @@ def test_a_configuration_that_is_none_is_refused(tmp_path: Path, text: str) -> N
 def test_a_library_without_operators_is_damaged() -> None:
     result = {"ok": True, "ops": 0, "signal": 0, "namespaces": {}, "seconds": 0.1}
     found = loading._operators("vllm._C_AVX2", "/x/_C_AVX2.abi3.so", result, {}, "required")
-    assert (found["status"], found["actual"]) == ("fail", "registers no operator")
+    assert (found["status"], found["actual"]) == ("fail", "_C_AVX2.abi3.so: it registers no operator")
     assert loading._operators("vllm._C_AVX2", "/x/a.so", {**result, "ops": 3}, {}, "required")["status"] == "pass"
 
 

@@ -144,7 +144,7 @@ def test_a_pull_request_is_fetched_though_no_branch_has_it(tmp_path, upstream, e
     _commit, mirror, _log = build(tmp_path, upstream, env, pin, ref="refs/pull/7/head")
     assert "v1.0" in mirror.text("tag")
     with pytest.raises(DflashError) as caught:
-        source.refuse_native_changes(mirror, "v1.0", pin)
+        source.refuse_native(source.native_changes(mirror, "v1.0", pin))
     assert "csrc/k.cu" in str(caught.value)
 
 
@@ -200,3 +200,77 @@ def test_another_extension_in_setup_is_a_native_change_and_another_text_is_not(t
 )
 def test_the_message_comes_from_the_patch(text, message):
     assert source.message_of(text, "n.patch") == message
+
+
+# ---------------------------------------------------------------- native or Python only
+def test_what_changed_natively_is_a_fact(tmp_path, upstream, env):
+    first, second = upstream("rev-parse", "v1.0"), upstream("rev-parse", "main")
+    mirror = source.Git(upstream.path, env, print)
+    python = source.native_changes(mirror, "v1.0", second)
+    assert python == {"base": "v1.0", "commit": first, "count": 0, "files": [], "says": "python only"}
+    assert source.refuse_native(python) == first
+    other = source.native_changes(mirror, first, upstream("rev-parse", "refs/pull/7/head"))
+    assert other["says"] == "1 native file: csrc/k.cu" and other["files"] == ["csrc/k.cu"] and other["count"] == 1
+
+
+def test_many_native_files_are_counted_and_the_first_are_named(upstream, env):
+    for number in range(120):
+        (upstream.folder / "csrc" / ("%03d.cu" % number)).write_text("x\n")
+    upstream("add", "-A")
+    upstream("commit", "-qm", "kernels")
+    found = source.native_changes(source.Git(upstream.path, env, print), "v1.0", upstream("rev-parse", "HEAD"))
+    assert found["count"] == 120 and len(found["files"]) == 100
+    assert found["says"].startswith("120 native files: csrc/000.cu, ") and found["says"].endswith(" and 112 more")
+
+
+# ---------------------------------------------------------------- commits required
+def test_what_the_pin_descends_from_is_found_by_any_name(tmp_path, upstream, env):
+    first, second = upstream("rev-parse", "v1.0"), upstream("rev-parse", "main")
+    _commit, mirror, _log = build(tmp_path, upstream, env, second)
+    wanted = [first, first[:9], "v1.0", "refs/tags/v1.0", "main", second]
+    found = source.required_commits(mirror, second, wanted)
+    assert [item["ref"] for item in found] == wanted
+    assert [item["commit"] for item in found] == [first, first, first, first, second, second]
+    assert source.required_commits(mirror, second, []) == []
+
+
+@pytest.mark.parametrize("name", ["main", "refs/pull/7/head", "pull/7/head"])
+def test_what_the_pin_does_not_contain_is_named(tmp_path, upstream, env, name):
+    pin = upstream("rev-parse", "v1.0")
+    commit = upstream("rev-parse", "main" if name == "main" else "refs/pull/7/head")
+    _commit, mirror, _log = build(tmp_path, upstream, env, pin)
+    with pytest.raises(DflashError) as caught:
+        source.required_commits(mirror, pin, ["v1.0", name])
+    assert "%s does not contain the required commit %s (%s)" % (pin, name, commit) in str(caught.value)
+    assert caught.value.where == "vllm_source_requires_commits"
+
+
+def test_a_pull_request_that_was_merged_is_an_ancestor(tmp_path, upstream, env):
+    upstream("merge", "-q", "-m", "merge", "refs/pull/7/head")
+    pin = upstream("rev-parse", "HEAD")
+    _commit, mirror, _log = build(tmp_path, upstream, env, pin)
+    assert source.required_commits(mirror, pin, ["refs/pull/7/head"])[0]["commit"] == upstream("rev-parse", "HEAD^2")
+
+
+def test_a_change_that_was_picked_is_no_ancestor(tmp_path, upstream, env):
+    """Ancestry is about commits: the same change under another SHA is not the commit."""
+    upstream("cherry-pick", "refs/pull/7/head")
+    pin = upstream("rev-parse", "HEAD")
+    _commit, mirror, _log = build(tmp_path, upstream, env, pin)
+    with pytest.raises(DflashError, match="capability checks"):
+        source.required_commits(mirror, pin, ["refs/pull/7/head"])
+
+
+@pytest.mark.parametrize("name", ["d" * 40, "ddddddd", "v9.9", "refs/pull/99/head", "refs/tags/none"])
+def test_an_unknown_object_says_so(tmp_path, upstream, env, name):
+    pin = upstream("rev-parse", "main")
+    _commit, mirror, _log = build(tmp_path, upstream, env, pin)
+    with pytest.raises(DflashError) as caught:
+        source.required_commits(mirror, pin, [name])
+    assert "does not know the required commit %s" % name in str(caught.value)
+
+
+@pytest.mark.parametrize("name", ["--output=x", "v1.0..main", "main^{tree}", "main~1", "a b", ""])
+def test_an_expression_is_no_commit(tmp_path, upstream, env, name):
+    with pytest.raises(DflashError, match="cannot name a commit"):
+        source.required_commits(source.Git(upstream.path, env, print), upstream("rev-parse", "main"), [name])

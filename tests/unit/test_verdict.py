@@ -281,3 +281,39 @@ def test_recap_names_hosts_in_order_and_a_prediction_as_one():
     lines = verdict.recap(made, "/v.json", "again")
     assert [line.split()[0] for line in lines[1:3]] == ["a", "b"]
     assert lines[0].startswith("run failed, 0 of 2 hosts changed, ")
+
+
+# ---------------------------------------------------------------- native, and a diagnosis
+def test_recap_says_what_is_native_and_what_the_pin_contains():
+    build = {
+        "native": {"base": "v1", "commit": COMMIT, "count": 0, "files": [], "says": "python only"},
+        "requires_commits": [{"ref": "v0", "commit": COMMIT}, {"ref": "refs/pull/7/head", "commit": COMMIT}],
+    }
+    for seen in ({"state": state("unchanged", build=build)}, {"state": state(), "build": build,
+                                                             "outcome": {"state": "proven"}}):
+        lines = recap(seen)
+        assert lines[3:5] == ["  native: python only since v1", "  contains: v0, refs/pull/7/head"]
+    assert not any("native" in line for line in recap({"state": state("unchanged", build={"native": None})}))
+
+
+def test_a_diagnosis_is_told_by_its_own_checks_and_not_by_a_proof():
+    seen = {
+        "state": state("unchanged"),
+        "outcome": {"state": "unchanged", "phase": "verify", "checks": [BUILD], "build": {"build_id": OTHER},
+                    "pin": {"commit": COMMIT}, "subject": "/p"},
+    }
+    made = entry(seen)
+    assert made["state"] == "unchanged" and made["checks"] == [BUILD] and made["subject"] == "/p"
+    assert entry({"outcome": seen["outcome"]})["build_id"] == OTHER and made["pin"] == COMMIT
+
+
+@pytest.mark.parametrize(("phase", "code"), [("inputs", 3), ("verify", 2)])
+def test_a_diagnosis_that_refuses_has_a_code(phase, code):
+    assert verdict.exit_code(verdict.exit_causes({"a": host("refused", phase)})) == code
+
+
+def test_recap_of_a_diagnosis_leaves_the_checks_to_the_table():
+    outcome = {"state": "refused", "phase": "verify", "checks": [BUILD], "reason": "why", "fix": "mend"}
+    assert recap({"outcome": outcome})[1:3] == ["gpu1             refused", "  reason: why"]
+    assert recap({"outcome": outcome})[3] == "verdict: /v.json"
+    assert "  fix: mend" in recap({"outcome": {**outcome, "checks": []}})

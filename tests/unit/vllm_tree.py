@@ -17,6 +17,8 @@ MANAGER = "v1/core/kv_cache_manager.py"
 CONFIG = "config/speculative.py"
 PROPOSER = "v1/spec_decode/dflash.py"
 SPECULATOR = "v1/worker/gpu/spec_decode/dflash/speculator.py"
+HEADS_V1 = "v1/spec_decode/llm_base_proposer.py"
+HEADS_V2 = "v1/worker/gpu/spec_decode/dflash/utils.py"
 
 FILES: dict[str, str] = {
     "__init__.py": "",
@@ -99,6 +101,18 @@ class DFlashQwen3Model(nn.Module):
     def __init__(self, config) -> None:
         count = config.num_hidden_layers
         self.layers = [DFlashQwen3DecoderLayer(None, config=config, layer_idx=i) for i in range(count)]
+
+
+def all_causal(config) -> bool:
+    return all(kind == _SLIDING for kind in config.layer_types)
+
+
+class DFlashQwen3ForCausalLM(nn.Module):
+    def get_draft_kv_cache_layer_names(self) -> list[str]:
+        return [layer.self_attn.attn.layer_name for layer in self.model.layers]
+
+    def get_draft_attn_causal(self) -> list[bool]:
+        return [layer.self_attn.causal for layer in self.model.layers]
 """,
     SCHEDULER: """
 class Scheduler:
@@ -114,7 +128,17 @@ class Scheduler:
                 self.lookup = build(speculative_config)
             self.use_eagle = speculative_config.use_eagle()
             self.drops = speculative_config.use_eagle_block_drop()
+        self.num_lookahead_tokens = 0
+        if speculative_config is not None:
+            self.num_lookahead_tokens = speculative_config.num_speculative_tokens
+            if speculative_config.use_dflash():
+                self.num_lookahead_tokens += 1
         self.kv_cache_manager = KVCacheManager(kv_cache_config, use_eagle=self.drops, log_stats=log_stats)
+
+    def schedule(self):
+        self.kv_cache_manager.allocate_slots(1, num_lookahead_tokens=self.num_lookahead_tokens)
+        slots = 0 if self.loading else self.num_lookahead_tokens
+        self.kv_cache_manager.allocate_slots(2, num_lookahead_tokens=slots)
 """,
     MANAGER: """
 class KVCacheManager:
@@ -136,11 +160,63 @@ class SpeculativeConfig:
     def use_eagle(self) -> bool:
         return self.method in ("eagle", "eagle3", "mtp", "dflash")
 
+    def use_dflash(self) -> bool:
+        return self.method == "dflash"
+
     def use_eagle_block_drop(self) -> bool:
         return self.use_eagle() and not self.disable_eagle_block_drop
 """,
-    PROPOSER: "class DFlashProposer:\n    pass\n",
-    SPECULATOR: "class DFlashSpeculator:\n    pass\n",
+    PROPOSER: """
+from vllm.model_executor.models.qwen3_dflash import all_causal
+
+
+class DFlashProposer(Base):
+    def __init__(self, vllm_config) -> None:
+        super().__init__(vllm_config)
+        self.dflash_causal = all_causal(self.draft_model_config.hf_config)
+
+    def set_inputs(self, common):
+        return CommonAttentionMetadata(common.slots, causal=self.dflash_causal)
+""",
+    SPECULATOR: """
+class DFlashSpeculator(Base):
+    def set_attn(self, kv_cache_config) -> None:
+        names = self.model.get_draft_kv_cache_layer_names()
+        groups = {name: i for i, group in enumerate(kv_cache_config.kv_cache_groups) for name in group.layer_names}
+        self._causal = {groups[name]: value for name, value in zip(names, self.model.get_draft_attn_causal())}
+
+    def propose(self):
+        return build_attn_metadata(self.slots, causal=self._causal)
+""",
+    HEADS_V1: """
+class Base:
+    def load_model(self, target_model):
+        self.model = self._get_model()
+        if supports_multimodal(target_model):
+            inner = target_model.get_language_model()
+        else:
+            inner = target_model
+        self._maybe_share_lm_head(inner)
+
+    def _maybe_share_lm_head(self, target):
+        if hasattr(target, "lm_head"):
+            self.model.lm_head = target.lm_head
+""",
+    HEADS_V2: """
+from vllm.model_executor.model_loader import get_model
+
+
+def load_dflash_model(target_model, vllm_config):
+    dflash_model = get_model(vllm_config=vllm_config)
+    inner = target_model.get_language_model() if hasattr(target_model, "get_language_model") else target_model
+    head = getattr(inner, "lm_head", None) or getattr(target_model, "lm_head", None)
+    if vllm_config.verbose:
+        log("sharing")
+    if head is not None:
+        del dflash_model.lm_head
+        dflash_model.lm_head = head
+    return dflash_model
+""",
 }
 
 SETUP = """
