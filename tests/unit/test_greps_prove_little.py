@@ -2,8 +2,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """The diagnostic this project began with: a version string, a few greps, an import.  What each of them proves.
 
-Every question of it is answered as hoped by a tree whose drafter is wired wrongly.  So a text search is not a check here;
-it is kept as the list of what a proof must not rest on.  What the version string proves stands in test_identity_cases.py.
+Every question of it is answered as hoped by a tree whose drafter is wired wrongly.  So a text search is not a check
+here; it is kept as the list of what a proof must not rest on.  What the version string proves stands in
+test_identity_cases.py.
 """
 
 from __future__ import annotations
