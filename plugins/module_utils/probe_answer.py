@@ -16,9 +16,9 @@ from ansible_collections.dflash.fleet.plugins.module_utils.probe_code import (
     NotFound,
     Source,
     Stub,
-    binds,
-    last_name,
+    Undecided,
 )
+from ansible_collections.dflash.fleet.plugins.module_utils.probe_syntax import binds, last_name
 
 #: Errors by which vLLM itself refuses a configuration; anything else means that the probe does not know.
 REFUSALS = (NotImplementedError, ValueError, AssertionError)
@@ -64,6 +64,8 @@ def ask(function: Any, *args: Any, **kwargs: Any) -> Any:
 
 def function(name: str, like: ast.FunctionDef, body: List[ast.stmt]) -> ast.FunctionDef:
     """A function with the parameters of ``like`` (all by position) and another body."""
+    if "odd" in vars(like):
+        raise Undecided(vars(like)["odd"])
     new = copy.copy(like)
     new.args = copy.deepcopy(like.args)
     new.name, new.body, new.decorator_list = name, list(body), []

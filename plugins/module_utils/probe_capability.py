@@ -34,11 +34,11 @@ from ansible_collections.dflash.fleet.plugins.module_utils.probe_code import (
     Strict,
     Stub,
     Undecided,
-    names_in,
 )
 from ansible_collections.dflash.fleet.plugins.module_utils.probe_extra import dflash2, lm_head, lookahead, mixed_guard
 from ansible_collections.dflash.fleet.plugins.module_utils.probe_follow import imported, run_to, wants
 from ansible_collections.dflash.fleet.plugins.module_utils.probe_swa import swa
+from ansible_collections.dflash.fleet.plugins.module_utils.probe_syntax import names_in
 
 
 def main(payload: Dict[str, Any]) -> List[Answer]:

@@ -17,9 +17,8 @@ from ansible_collections.dflash.fleet.plugins.module_utils.probe_code import (
     Source,
     Stub,
     Undecided,
-    binds,
-    names_in,
 )
+from ansible_collections.dflash.fleet.plugins.module_utils.probe_syntax import binds, names_in
 
 #: A block of statements, the place of the one that matters in it, and the tests that lead there with their outcomes.
 Path = Tuple[List[ast.stmt], int, List[Tuple[ast.expr, bool]]]

@@ -25,8 +25,6 @@ from ansible_collections.dflash.fleet.plugins.module_utils.probe_code import (
     Strict,
     Stub,
     Undecided,
-    last_name,
-    names_in,
 )
 from ansible_collections.dflash.fleet.plugins.module_utils.probe_follow import (
     Group,
@@ -34,6 +32,7 @@ from ansible_collections.dflash.fleet.plugins.module_utils.probe_follow import (
     class_that,
     imported,
 )
+from ansible_collections.dflash.fleet.plugins.module_utils.probe_syntax import last_name, names_in
 
 
 def swa(files: Files, case: Dict[str, Any]) -> Answer:
@@ -108,9 +107,7 @@ def build(
     if not isinstance(layers, list):
         raise Undecided("layers of %s (line %d)" % (place["model"], model.lineno))
     built = [
-        kwargs
-        for path, _args, kwargs in LOG
-        if path.split(".")[-1] == place["attention"] or place["keyword"] in kwargs
+        kwargs for path, _args, kwargs in LOG if path.split(".")[-1] == place["attention"] or place["keyword"] in kwargs
     ]
     return layers, built, space
 
