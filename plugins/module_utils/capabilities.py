@@ -16,6 +16,7 @@ from ansible_collections.dflash.fleet.plugins.module_utils import (
     probe_follow,
     probe_swa,
     probe_syntax,
+    probe_writes,
     symbols,
 )
 from ansible_collections.dflash.fleet.plugins.module_utils.places import Tree
@@ -31,7 +32,7 @@ GENERIC_LAYERS = [SLIDING] * 4 + [FULL]
 OTHER_IDS = [0, 3, 7]
 OPTION = "disable_eagle_block_drop"
 RUNNERS = ("v1", "v2")
-PROGRAM = (probe_syntax, probe_code, probe_answer, probe_follow, probe_swa, probe_extra, probe_capability)
+PROGRAM = (probe_syntax, probe_code, probe_answer, probe_follow, probe_writes, probe_swa, probe_extra, probe_capability)
 #: The architecture of the second generation.
 DFLASH2 = "DFlash2DraftModel"
 

@@ -43,6 +43,10 @@ class Files:
         self.parsed[path].known = known
         return self.parsed[path]
 
+    def parsable(self, path: str) -> Optional[Source]:
+        """A file that came along, parsed; None where it did not, or is no Python."""
+        return next((source for source in self.all() if source.path == path), None)
+
     def all(self) -> List[Source]:
         """Every file that came along, parsed; those that are no Python are left out."""
         for path in sorted(self.texts):

@@ -165,7 +165,7 @@ _TAKEN = (ast.FunctionDef, ast.Assign, ast.AnnAssign)
 
 
 def imported(source: Source, others: List[Source]) -> Dict[str, Any]:
-    """What ``source`` imports by name from other files that are here, cut out of them and loaded."""
+    """What ``source`` imports by name from other files that are here: cut out of them and loaded, or the file."""
     found: Dict[str, Any] = {}
     for node in ast.walk(source.tree):
         if not isinstance(node, ast.ImportFrom):
@@ -173,10 +173,27 @@ def imported(source: Source, others: List[Source]) -> Dict[str, Any]:
         for alias in node.names:
             path = (node.module or "").replace("vllm.", "", 1).replace(".", "/")
             for other in others:
-                same = other.path in (path + ".py", path + "/__init__.py")
-                if same and other is not source and isinstance(other.top.get(alias.name), _TAKEN):
-                    found[alias.asname or alias.name] = other.load([alias.name])[alias.name]
+                if other is source:
+                    continue
+                bound = alias.asname or alias.name
+                if other.path in (path + ".py", path + "/__init__.py"):
+                    if isinstance(other.top.get(alias.name), _TAKEN):
+                        found[bound] = other.load([alias.name])[alias.name]
+                elif other.path == "%s/%s.py" % (path, alias.name):
+                    found[bound] = Module(other)
     return found
+
+
+class Module:
+    """Another file of the tree, as a module whose names are loaded where they are asked for."""
+
+    def __init__(self, source: Source) -> None:
+        self._source = source
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__") or name not in self._source.top:
+            raise AttributeError(name)
+        return self._source.load([name])[name]
 
 
 def wants(sources: List[Source], error: Undecided) -> List[str]:
@@ -186,7 +203,9 @@ def wants(sources: List[Source], error: Undecided) -> List[str]:
     for source in sources:
         for item in ast.walk(source.tree):
             if isinstance(item, ast.ImportFrom) and (item.module or "").startswith("vllm.") and name in binds(item):
-                out.append((item.module or "")[len("vllm.") :].replace(".", "/"))
+                path = (item.module or "")[len("vllm.") :].replace(".", "/")
+                named = [alias.name for alias in item.names if (alias.asname or alias.name) == name]
+                out += [path, *["%s/%s" % (path, one) for one in named]]
     return sorted(set(out))
 
 

@@ -33,6 +33,11 @@ from ansible_collections.dflash.fleet.plugins.module_utils.probe_follow import (
     imported,
 )
 from ansible_collections.dflash.fleet.plugins.module_utils.probe_syntax import last_name, names_in
+from ansible_collections.dflash.fleet.plugins.module_utils.probe_writes import (
+    WINDOW_KEYS,
+    before_layers,
+    in_configuration,
+)
 
 
 def swa(files: Files, case: Dict[str, Any]) -> Answer:
@@ -42,6 +47,11 @@ def swa(files: Files, case: Dict[str, Any]) -> Answer:
     if case.get("raw"):
         described = translated(files, case["translator"], case["raw"], described)
     source = files.source(place["file"], {})
+    config = Strict(**described)
+    settings = files.parsable(place.get("config_file", ""))
+    if settings is not None and place["config_class"] in settings.top:
+        in_configuration(settings, place["config_class"], WINDOW_KEYS, {"method": "dflash"}, config)
+        described = vars(config)
     layers, built, space = build(source, dict(case, config=described))
     windows = _windows(place, built, len(layers))
     evidence = {
@@ -102,6 +112,7 @@ def build(
         "prefix": "model",
         "layer_types": list(case["config"].get("layer_types") or []),
     }
+    before_layers(source, place["model"], config, Loose(speculative_config=spec))
     LOG.clear()
     layers = ask(attribute, source, place["model"], "layers", owner, given, space)
     if not isinstance(layers, list):

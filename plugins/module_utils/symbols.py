@@ -53,6 +53,8 @@ SYMBOLS: Dict[str, List[Dict[str, Any]]] = {
                 "class": "DFlashSpeculator",
             },
             "helpers": ["v1/worker/gpu/spec_decode/dflash/utils.py"],
+            "config_file": "config/speculative.py",
+            "config_class": "SpeculativeConfig",
         }
     ],
     "capability.swa.v2": [
@@ -76,6 +78,8 @@ SYMBOLS: Dict[str, List[Dict[str, Any]]] = {
                 "class": "DFlashSpeculator",
             },
             "helpers": ["v1/worker/gpu/spec_decode/dflash/utils.py"],
+            "config_file": "config/speculative.py",
+            "config_class": "SpeculativeConfig",
         }
     ],
     "capability.mixed_guard": [
@@ -99,6 +103,8 @@ SYMBOLS: Dict[str, List[Dict[str, Any]]] = {
                 "class": "DFlashSpeculator",
             },
             "helpers": ["v1/worker/gpu/spec_decode/dflash/utils.py"],
+            "config_file": "config/speculative.py",
+            "config_class": "SpeculativeConfig",
         }
     ],
     # The scheduler's call, the manager's call that hands the value on, and the configuration that decides.
