@@ -39,6 +39,9 @@ from ansible_collections.dflash.fleet.plugins.module_utils.probe_writes import (
     in_configuration,
 )
 
+#: An attention's heads, their size and the scale: what no release gives otherwise than by position.
+PLAIN_ARGUMENTS = 3
+
 
 def swa(files: Files, case: Dict[str, Any]) -> Answer:
     """Build the drafter's layers on stubs as its model does; note each attention's window and causality."""
@@ -53,7 +56,7 @@ def swa(files: Files, case: Dict[str, Any]) -> Answer:
         in_configuration(settings, place["config_class"], WINDOW_KEYS, {"method": "dflash"}, config)
         described = vars(config)
     layers, built, space = build(source, dict(case, config=described))
-    windows = _windows(place, built, len(layers))
+    windows = _windows(files, place, built, len(layers))
     evidence = {
         "layer": "%s:%d %s" % (place["file"], source.find(place["layer"]).lineno, place["layer"]),
         "user": "%s(%s=)" % (place["attention"], place["keyword"]),
@@ -70,8 +73,8 @@ def swa(files: Files, case: Dict[str, Any]) -> Answer:
 
 def build(
     source: Source, case: Dict[str, Any], instead: Optional[Dict[str, Any]] = None
-) -> Tuple[List[Any], List[Dict[str, Any]], Dict[str, Any]]:
-    """The drafter's layers, the keywords of every attention that was built, and what was loaded.
+) -> Tuple[List[Any], List[Tuple[Any, Dict[str, Any]]], Dict[str, Any]]:
+    """The drafter's layers, what every attention that was built was given, and what was loaded.
 
     ``instead`` takes the place of attributes of the model's class (a hook by which a derived model names its layer).
     """
@@ -118,7 +121,9 @@ def build(
     if not isinstance(layers, list):
         raise Undecided("layers of %s (line %d)" % (place["model"], model.lineno))
     built = [
-        kwargs for path, _args, kwargs in LOG if path.split(".")[-1] == place["attention"] or place["keyword"] in kwargs
+        (args, kwargs)
+        for path, args, kwargs in LOG
+        if path.split(".")[-1] == place["attention"] or place["keyword"] in kwargs
     ]
     return layers, built, space
 
@@ -148,17 +153,34 @@ def _names(source: Source, place: Dict[str, Any]) -> None:
         raise NotFound("%s does not build %s" % (place["model"], place["layer"]))
 
 
-def _windows(place: Dict[str, Any], built: List[Dict[str, Any]], count: int) -> List[Any]:
+def _windows(files: Files, place: Dict[str, Any], built: List[Tuple[Any, Dict[str, Any]]], count: int) -> List[Any]:
     """The window that each layer's attention was given."""
     if not built:
         raise NotFound("%s builds no %s" % (place["layer"], place["attention"]))
     if len(built) != count:
         raise Undecided("which of %d attentions belongs to which of %d layers" % (len(built), count))
-    windows = [kwargs.get(place["keyword"]) for kwargs in built]
+    windows = [_window(files, place, args, kwargs) for args, kwargs in built]
     for index, window in enumerate(windows):
         if isinstance(window, Stub):
             raise Undecided("window of layer %d" % index)
     return windows
+
+
+def _window(files: Files, place: Dict[str, Any], args: Any, kwargs: Dict[str, Any]) -> Any:
+    """The window of one attention's call; one given by position is bound to the tree's own signature."""
+    keyword, position = place["keyword"], None
+    if keyword in kwargs:
+        return kwargs[keyword]
+    if len(args) <= PLAIN_ARGUMENTS:
+        return None
+    for source in files.all():
+        for cls, method in source.functions():
+            if cls == place["attention"] and method.name == "__init__":
+                names = [item.arg for item in method.args.posonlyargs + method.args.args][1:]
+                position = names.index(keyword) if keyword in names else len(args)
+    if position is None:
+        raise Undecided("arguments of %s" % place["attention"])
+    return args[position] if position < len(args) else None
 
 
 def _causalities(
