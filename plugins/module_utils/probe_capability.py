@@ -36,7 +36,14 @@ from ansible_collections.dflash.fleet.plugins.module_utils.probe_code import (
     Undecided,
 )
 from ansible_collections.dflash.fleet.plugins.module_utils.probe_extra import dflash2, lm_head, lookahead, mixed_guard
-from ansible_collections.dflash.fleet.plugins.module_utils.probe_follow import assigned, imported, run_to, wants
+from ansible_collections.dflash.fleet.plugins.module_utils.probe_follow import (
+    Group,
+    assigned,
+    imported,
+    reached,
+    run_to,
+    wants,
+)
 from ansible_collections.dflash.fleet.plugins.module_utils.probe_swa import swa
 from ansible_collections.dflash.fleet.plugins.module_utils.probe_syntax import names_in
 from ansible_collections.dflash.fleet.plugins.module_utils.probe_writes import after_construction, in_configuration
@@ -103,7 +110,7 @@ def layer_offset(files: Files, case: Dict[str, Any]) -> Answer:
     ]
     if not users:
         raise NotFound("nothing in %s calls %s" % (place["file"], place["sink"]))
-    source.known = imported(source, files.all())
+    source.known = dict(imported(source, files.all()), get_pp_group=Group)
     evidence: Dict[str, Any] = {"trials": []}
     wrong = []
     for cls, method in users:
@@ -131,12 +138,8 @@ def _handed(
     config = copy.deepcopy(trial["config"])
     if trial.get("raw"):
         config = translated(files, case["translator"], trial["raw"], config)
-    spec = Loose(
-        method="dflash",
-        use_eagle=lambda: True,
-        use_dflash=lambda: True,
-        draft_model_config=Loose(hf_config=Strict(**config)),
-    )
+    spec = _asked(files, case["place"])
+    vars(spec).update(method="dflash", draft_model_config=Loose(hf_config=Strict(**config)))
     owner: Any = Loose(speculative_config=spec)
     if cls:
         owner = space[cls].__new__(space[cls])
@@ -145,6 +148,8 @@ def _handed(
     given.update(self=owner, vllm_config=Loose(speculative_config=spec))
     if method.name.startswith("_") and not calls(source.tree, method.name):
         return None  # a part of the class that nobody calls
+    if cls and not reached(source, cls, method, owner, given):
+        return None
     if not _refusing(run_to, source, method, sink, space, given):
         return None
     sunk = [args for path, args, _kw in LOG if path.split(".")[-1] == sink]
@@ -154,6 +159,17 @@ def _handed(
     if isinstance(used, Stub):
         return "the model's own default layers" if "default" in used._stub_name else "<%s>" % used._stub_name
     return plain(used)
+
+
+def _asked(files: Files, place: Dict[str, Any]) -> Any:
+    """The speculative configuration with the tree's own answers about its method, where they are here."""
+    config = files.parsable(place.get("config_file", ""))
+    if config is None or place["config_class"] not in config.top:
+        return Loose(use_eagle=lambda: True, use_dflash=lambda: True)
+    names = {method.name for cls, method in config.functions() if cls == place["config_class"]}
+    asked = {name for name in names if name.startswith(("use_", "uses_"))}
+    made = config.load([place["config_class"]], only={place["config_class"]: asked})[place["config_class"]]
+    return made.__new__(made)
 
 
 def _refusing(function: Any, *args: Any) -> Any:

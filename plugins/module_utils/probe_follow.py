@@ -161,6 +161,40 @@ def _deciding(source: Source, cls: str, first: str, known: Set[str]) -> List[ast
     return [function("__follow__", method, kept) for method, kept in parts]
 
 
+def reached(source: Source, cls: str, method: ast.FunctionDef, owner: Any, given: Dict[str, Any]) -> bool:
+    """Does a test on attributes of ``self`` keep all callers from a method?  What the tests read is set on ``owner``.
+
+    Attributes that cannot be decided are left to whoever asks for them.
+    """
+
+    def wanted(node: ast.AST) -> bool:
+        return bool(calls(node, method.name))
+
+    callers = [item for found, item in source.functions() if found == cls and item is not method and wanted(item)]
+    ways = [paths_to(item.body, wanted)[-1][2] for item in callers]
+    tests = [item.test for item in ast.walk(method) if isinstance(item, ast.If)]
+    tests += [test for way in ways for test, _outcome in way]
+    for key in sorted({key_of(item) or "" for test in tests for item in ast.walk(test)}):
+        name = key[len("self.") :] if key.startswith("self.") else ""
+        if name and name not in vars(owner):
+            try:
+                attribute(source, cls, name, owner, given)
+            except Exception:  # foreign code: what it raises leaves the attribute undecided
+                vars(owner).pop(name, None)
+    kept = [way for caller, way in zip(callers, ways) if not _barred(source, caller, way, given)]
+    return bool(kept) or not callers
+
+
+def _barred(source: Source, method: ast.FunctionDef, way: List[Tuple[ast.expr, bool]], given: Dict[str, Any]) -> bool:
+    for test, outcome in way:
+        try:
+            if bool(evaluate(source, method, test, source.load([]), given)) is not outcome:
+                return True
+        except Exception:  # foreign code: what it raises bars nothing
+            continue
+    return False
+
+
 _TAKEN = (ast.FunctionDef, ast.Assign, ast.AnnAssign)
 
 

@@ -20,6 +20,8 @@ SYMBOLS: Dict[str, List[Dict[str, Any]]] = {
             "sink": "set_aux_hidden_state_layers",
             "area": "v1/worker",
             "beside": "v1/worker/gpu",
+            "config_file": "config/speculative.py",
+            "config_class": "SpeculativeConfig",
         }
     ],
     "capability.layer_offset.v2": [
