@@ -140,6 +140,12 @@ def knows_dflash(package: str, runner: str) -> bool:
     return any(tree.names(folder, "dflash") for folder in symbols.RUNNER_FOLDERS[runner])
 
 
+def is_nested(target: Mapping[str, Any]) -> bool:
+    """Does a target's configuration name a model whose head lies below ``get_language_model()``?"""
+    named = target.get("architectures")
+    return isinstance(named, list) and any(str(item).endswith("ForConditionalGeneration") for item in named)
+
+
 def is_dflash2(drafter: Optional[Drafter]) -> bool:
     """Is this a drafter of the second generation?"""
     return drafter is not None and DFLASH2 in (drafter.config.get("architectures") or [])

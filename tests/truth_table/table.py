@@ -77,7 +77,7 @@ def _mutant(mutant: mutants.Mutant) -> list[Row]:
             for old, new in replacements:
                 if old not in text:
                     raise AssertionError("%r is no longer in %s of %s" % (old, path, mutant.release))
-                text = text.replace(old, new)
+                text = text.replace(old, new) if old else text + new
             file.write_text(text, encoding="utf-8")
         for path, target in mutant.moves.items():
             if target:
