@@ -204,3 +204,6 @@ UNSEEN: list[Mutant] = [
 ]
 for _mutant in UNSEEN:
     _mutant.short = _mutant.name in SHORT
+
+#: Constructs that the probes do not follow; each stands for a wrong build, and none of them passes.
+OPEN = {(mutant.name, check) for mutant in UNSEEN for check, said in mutant.differs.items() if said == UNKNOWN}
