@@ -15,6 +15,8 @@ from ansible_collections.dflash.fleet.plugins.module_utils import (
     probe_extra,
     probe_follow,
     probe_swa,
+    probe_syntax,
+    probe_writes,
     symbols,
 )
 from ansible_collections.dflash.fleet.plugins.module_utils.places import Tree
@@ -30,7 +32,7 @@ GENERIC_LAYERS = [SLIDING] * 4 + [FULL]
 OTHER_IDS = [0, 3, 7]
 OPTION = "disable_eagle_block_drop"
 RUNNERS = ("v1", "v2")
-PROGRAM = (probe_code, probe_answer, probe_follow, probe_swa, probe_extra, probe_capability)
+PROGRAM = (probe_syntax, probe_code, probe_answer, probe_follow, probe_writes, probe_swa, probe_extra, probe_capability)
 #: The architecture of the second generation.
 DFLASH2 = "DFlash2DraftModel"
 
@@ -136,6 +138,12 @@ def knows_dflash(package: str, runner: str) -> bool:
     """Does the tree hold DFlash for this runner at all?"""
     tree = Tree(package)
     return any(tree.names(folder, "dflash") for folder in symbols.RUNNER_FOLDERS[runner])
+
+
+def is_nested(target: Mapping[str, Any]) -> bool:
+    """Does a target's configuration name a model whose head lies below ``get_language_model()``?"""
+    named = target.get("architectures")
+    return isinstance(named, list) and any(str(item).endswith("ForConditionalGeneration") for item in named)
 
 
 def is_dflash2(drafter: Optional[Drafter]) -> bool:

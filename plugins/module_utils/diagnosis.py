@@ -46,8 +46,8 @@ WIDTH, NAMES = 116, 42
 def deployed(root: str, instance: str) -> Dict[str, Any]:
     """What an instance serves, by its links and the files it was launched with.
 
-    ``{release, build, drafter, runner, speculative_config, deployment_id, manifest}``.  Raises ``DflashError`` where
-    nothing is deployed.
+    ``{release, build, drafter, target, runner, speculative_config, deployment_id, manifest}``.  Raises
+    ``DflashError`` where nothing is deployed.
     """
     folder = os.path.realpath(os.path.join(root, "instances", instance, "current"))
     release = os.path.realpath(os.path.join(folder, "release"))
@@ -68,12 +68,13 @@ def deployed(root: str, instance: str) -> Dict[str, Any]:
     told = files.read_json(os.path.join(folder, "models.json"))
     argv = files.read_json(os.path.join(folder, "argv.json"))
     chosen = ((argv if isinstance(argv, dict) else {}).get("env") or {}).get("VLLM_USE_V2_MODEL_RUNNER")
-    drafter = (told if isinstance(told, dict) else {}).get("drafter") or {}
+    drafter, target = [(told if isinstance(told, dict) else {}).get(name) or {} for name in ("drafter", "target")]
     return {
         "release": release,
         "deployment_id": re.sub(r"^(?![0-9a-f]{16}$).*$", "", os.path.basename(folder)),
         **manifests,
         "drafter": str(drafter.get("folder") or ""),
+        "target": str(target.get("folder") or ""),
         "runner": {"0": "v1", "1": "v2"}.get(str(chosen), "auto"),
         "speculative_config": launched(os.path.join(folder, "serve.yaml")),
     }

@@ -16,6 +16,7 @@ from ansible_collections.dflash.fleet.plugins.module_utils import (
     load_errors,
     probe_code,
     probe_native,
+    probe_syntax,
 )
 
 #: Seconds for one extension; a good one takes less than one.
@@ -54,7 +55,7 @@ def examine(
         "driver_symbols": _driver_symbols(compiled.values()) if device == "cuda" else [],
     }
     patience = deadline + 2 * one + len(listed)
-    outcome = child.run(python, [probe_code, probe_native], payload, user=user, deadline=patience)
+    outcome = child.run(python, [probe_syntax, probe_code, probe_native], payload, user=user, deadline=patience)
     seen: Dict[str, Any] = (
         outcome.value if outcome.ok else {"torch_error": outcome.reason, "results": [], "variant": None}
     )

@@ -63,7 +63,7 @@ class Tree:
             return [self._registered(place)]
         sink = place.get("sink")
         text = self.text(place["file"])
-        if not sink or "area" not in place or (text is not None and sink in text):
+        if not sink or "area" not in place:
             return [dict(place)]
         found = [
             path
@@ -71,6 +71,9 @@ class Tree:
             if sink in (self.text(path) or "")
             and not (place.get("beside") and path.startswith(place["beside"] + os.sep))
         ]
+        if text is not None and sink in text:
+            calls = [path for path in found if "." + sink + "(" in (self.text(path) or "")]
+            return [dict(place, also=[path for path in calls if path != place["file"]])]
         return [dict(place, file=path) for path in found] or [dict(place)]
 
     def _registered(self, place: Mapping[str, Any]) -> Dict[str, Any]:

@@ -16,9 +16,9 @@ from ansible_collections.dflash.fleet.plugins.module_utils.probe_code import (
     NotFound,
     Source,
     Stub,
-    binds,
-    last_name,
+    Undecided,
 )
+from ansible_collections.dflash.fleet.plugins.module_utils.probe_syntax import binds, last_name
 
 #: Errors by which vLLM itself refuses a configuration; anything else means that the probe does not know.
 REFUSALS = (NotImplementedError, ValueError, AssertionError)
@@ -43,6 +43,10 @@ class Files:
         self.parsed[path].known = known
         return self.parsed[path]
 
+    def parsable(self, path: str) -> Optional[Source]:
+        """A file that came along, parsed; None where it did not, or is no Python."""
+        return next((source for source in self.all() if source.path == path), None)
+
     def all(self) -> List[Source]:
         """Every file that came along, parsed; those that are no Python are left out."""
         for path in sorted(self.texts):
@@ -64,6 +68,8 @@ def ask(function: Any, *args: Any, **kwargs: Any) -> Any:
 
 def function(name: str, like: ast.FunctionDef, body: List[ast.stmt]) -> ast.FunctionDef:
     """A function with the parameters of ``like`` (all by position) and another body."""
+    if "odd" in vars(like):
+        raise Undecided(vars(like)["odd"])
     new = copy.copy(like)
     new.args = copy.deepcopy(like.args)
     new.name, new.body, new.decorator_list = name, list(body), []

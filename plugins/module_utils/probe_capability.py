@@ -34,11 +34,22 @@ from ansible_collections.dflash.fleet.plugins.module_utils.probe_code import (
     Strict,
     Stub,
     Undecided,
-    names_in,
 )
 from ansible_collections.dflash.fleet.plugins.module_utils.probe_extra import dflash2, lm_head, lookahead, mixed_guard
-from ansible_collections.dflash.fleet.plugins.module_utils.probe_follow import imported, run_to, wants
+from ansible_collections.dflash.fleet.plugins.module_utils.probe_follow import (
+    Group,
+    assigned,
+    imported,
+    reached,
+    run_to,
+    wants,
+)
 from ansible_collections.dflash.fleet.plugins.module_utils.probe_swa import swa
+from ansible_collections.dflash.fleet.plugins.module_utils.probe_syntax import names_in
+from ansible_collections.dflash.fleet.plugins.module_utils.probe_writes import after_construction, in_configuration
+
+#: A method that never drops.
+NEVER = [{"method": "ngram", "expected": False}]
 
 
 def main(payload: Dict[str, Any]) -> List[Answer]:
@@ -99,7 +110,7 @@ def layer_offset(files: Files, case: Dict[str, Any]) -> Answer:
     ]
     if not users:
         raise NotFound("nothing in %s calls %s" % (place["file"], place["sink"]))
-    source.known = imported(source, files.all())
+    source.known = dict(imported(source, files.all()), get_pp_group=Group)
     evidence: Dict[str, Any] = {"trials": []}
     wrong = []
     for cls, method in users:
@@ -115,6 +126,8 @@ def layer_offset(files: Files, case: Dict[str, Any]) -> Answer:
     shown = wrong[0] if wrong else evidence["trials"][0]
     if any(str(outcome["used"]).startswith("<") for outcome in wrong):
         raise Undecided("ids of %s" % wrong[0]["used"][1:-1])
+    if not wrong and place.get("also"):
+        raise Undecided("which of the calls comes last: %s is also in %s" % (place["sink"], place["also"][0]))
     return answer("fail" if wrong else "pass", shown["expected"], shown["used"] or "no layers", evidence)
 
 
@@ -127,12 +140,8 @@ def _handed(
     config = copy.deepcopy(trial["config"])
     if trial.get("raw"):
         config = translated(files, case["translator"], trial["raw"], config)
-    spec = Loose(
-        method="dflash",
-        use_eagle=lambda: True,
-        use_dflash=lambda: True,
-        draft_model_config=Loose(hf_config=Strict(**config)),
-    )
+    spec = _asked(files, case["place"])
+    vars(spec).update(method="dflash", draft_model_config=Loose(hf_config=Strict(**config)))
     owner: Any = Loose(speculative_config=spec)
     if cls:
         owner = space[cls].__new__(space[cls])
@@ -141,6 +150,8 @@ def _handed(
     given.update(self=owner, vllm_config=Loose(speculative_config=spec))
     if method.name.startswith("_") and not calls(source.tree, method.name):
         return None  # a part of the class that nobody calls
+    if cls and not reached(source, cls, method, owner, given):
+        return None
     if not _refusing(run_to, source, method, sink, space, given):
         return None
     sunk = [args for path, args, _kw in LOG if path.split(".")[-1] == sink]
@@ -150,6 +161,17 @@ def _handed(
     if isinstance(used, Stub):
         return "the model's own default layers" if "default" in used._stub_name else "<%s>" % used._stub_name
     return plain(used)
+
+
+def _asked(files: Files, place: Dict[str, Any]) -> Any:
+    """The speculative configuration with the tree's own answers about its method, where they are here."""
+    config = files.parsable(place.get("config_file", ""))
+    if config is None or place["config_class"] not in config.top:
+        return Loose(use_eagle=lambda: True, use_dflash=lambda: True)
+    names = {method.name for cls, method in config.functions() if cls == place["config_class"]}
+    asked = {name for name in names if name.startswith(("use_", "uses_"))}
+    made = config.load([place["config_class"]], only={place["config_class"]: asked})[place["config_class"]]
+    return made.__new__(made)
 
 
 def _refusing(function: Any, *args: Any) -> Any:
@@ -174,11 +196,23 @@ def cache_rule(files: Files, case: Dict[str, Any]) -> Answer:
         )
     scheduler = files.source(place["file"], {})
     evidence: Dict[str, Any] = {"trials": []}
+    for trial in case["trials"]:
+        described = dict(trial.get("set", {}), method=trial["method"])
+        names = set(trial.get("set", {}))
+        reset = in_configuration(config, place["config_class"], names, described) if names else []
+        if reset:
+            return answer("fail", case["expected"], "the configuration sets %s again" % place["option"], {"at": reset})
     found = None
     for keyword in _keywords(scheduler, place):
-        decide, reads, line = _argument_of(scheduler, place["class"], place["call"], keyword)
-        outcomes = _trials(files, case, scheduler, decide, reads)
-        if outcomes is not None and (keyword == place["keyword"] or _tells(outcomes)):
+        try:
+            decide, reads, line = _argument_of(scheduler, place["class"], place["call"], keyword)
+            outcomes = _trials(files, case, scheduler, decide, reads)
+        except Unnamed:
+            continue
+        if outcomes is not None and keyword != place["keyword"]:  # one that is true for all methods is another
+            never = _trials(files, dict(case, trials=NEVER), scheduler, decide, reads)
+            outcomes = outcomes if never and never[0]["drops"] is False and _tells(outcomes) else None
+        if outcomes is not None:
             found = keyword
             evidence.update(call="%s:%d %s(%s=)" % (place["file"], line, place["call"], keyword), trials=outcomes)
             break
@@ -198,7 +232,7 @@ def _keywords(source: Source, place: Dict[str, Any]) -> List[str]:
     for _owner, method in source.functions():
         for call in calls(method, place["call"]):
             names += [item.arg for item in call.keywords if item.arg]
-    return [place["keyword"]] if place["keyword"] in names else sorted(set(names))
+    return [place["keyword"]] + ([] if place["keyword"] in names else sorted(set(names)))
 
 
 def _tells(outcomes: List[Dict[str, Any]]) -> bool:
@@ -215,15 +249,19 @@ def _trials(
     place = case["place"]
     config = files.source(place["config_file"], {})
     spec_space = config.load([place["config_class"]], only={place["config_class"]: reads})
-    space = scheduler.load(sorted(names_in(decide) - {place["class"]}))
+    scheduler.known = {place["call"]: _Given, "__given__": _given}
+    space = scheduler.load(sorted(names_in(decide) - {place["class"], place["call"]}))
+    space.update(scheduler.known)
     scheduler.run(decide, space)
     outcomes = []
     for trial in case["trials"]:
         spec = spec_space[place["config_class"]].__new__(spec_space[place["config_class"]])
         vars(spec).update(method=trial["method"], **trial.get("set", {}))
-        vllm_config = Loose(speculative_config=spec, **place["given"])
+        cache = Loose(enable_prefix_caching=True, block_size=16, cache_dtype="auto", num_gpu_blocks=1024)
+        vllm_config = Loose(speculative_config=spec, cache_config=cache, **place["given"])
         owner = Loose(vllm_config=vllm_config)
         given = {"self": owner, "vllm_config": vllm_config}
+        after_construction(scheduler, place["class"], "kv_cache_manager", Loose(vllm_config=vllm_config), given)
         got = ask(space["__decide__"], *[given.get(arg.arg, Stub(arg.arg)) for arg in decide.args.args])
         if isinstance(got, Stub):
             return None
@@ -246,6 +284,69 @@ def _fields(cls: ast.stmt) -> Set[str]:
     }
 
 
+class _Pruned(ast.NodeTransformer):
+    """Calls and dictionaries without the values of other keywords, so that these decide nothing."""
+
+    def __init__(self, keyword: str) -> None:
+        self.keyword = keyword
+
+    def visit_Call(self, node: ast.Call) -> Any:
+        self.generic_visit(node)
+        for item in node.keywords:
+            if item.arg not in (None, self.keyword):
+                item.value = ast.copy_location(ast.Constant(None), item.value)
+        return node
+
+    def visit_Dict(self, node: ast.Dict) -> Any:
+        self.generic_visit(node)
+        for index, key in enumerate(node.keys):
+            if isinstance(key, ast.Constant) and key.value != self.keyword:
+                node.values[index] = ast.copy_location(ast.Constant(None), node.values[index])
+        return node
+
+
+def _made_of(source: Source, cls: str, call: str, keyword: str) -> Tuple[ast.FunctionDef, Set[str], int]:
+    """``__decide__`` where the call is spelt otherwise: run to where its outcome is kept, see what it was given."""
+    for owner, method in source.functions():
+        if (owner != cls and cls in source.top) or call not in names_in(method):
+            continue
+        tainted, last = {call}, -1
+        for index, stmt in enumerate(method.body):
+            if names_in(stmt) & tainted:
+                tainted |= assigned([stmt])
+                last = index
+                if isinstance(stmt, ast.Assign) and (key_of(stmt.targets[0]) or "").startswith("self."):
+                    break
+        final = method.body[last]
+        if not isinstance(final, ast.Assign):
+            break
+        pruned = [_Pruned(keyword).visit(copy.deepcopy(stmt)) for stmt in method.body[: last + 1]]
+        final = pruned[-1]
+        read = ast.Call(ast.Name("__given__", ast.Load()), [final.value, ast.Constant(keyword)], [])
+        kept = backward(pruned[:-1], {key for item in ast.walk(final.value) for key in [key_of(item)] if key})
+        body = kept + [ast.fix_missing_locations(ast.copy_location(ast.Return(read), final))]
+        reads = {item.attr for stmt in body for item in ast.walk(stmt) if isinstance(item, ast.Attribute)}
+        return function("__decide__", method, body), reads, final.lineno
+    raise NotFound("%s has no %s(%s=) in %s" % (source.path, call, keyword, cls))
+
+
+class Unnamed(Undecided):
+    """A recorded call was not given this keyword."""
+
+
+class _Given:
+    """What a recorded call was given."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        self.args, self.kwargs = args, kwargs
+
+
+def _given(made: Any, keyword: str) -> Any:
+    if not isinstance(made, _Given) or made.args or keyword not in made.kwargs:
+        raise Unnamed("%s of the call" % keyword)
+    return made.kwargs[keyword]
+
+
 def _argument_of(source: Source, cls: str, call: str, keyword: str) -> Tuple[ast.FunctionDef, Set[str], int]:
     """``__decide__``: the slice of a method that computes one keyword of one call; what it reads; the call's line."""
     for owner, method in source.functions():
@@ -259,7 +360,7 @@ def _argument_of(source: Source, cls: str, call: str, keyword: str) -> Tuple[ast
         body = kept + [ast.copy_location(ast.Return(values[0]), values[0])]
         reads = {item.attr for stmt in body for item in ast.walk(stmt) if isinstance(item, ast.Attribute)}
         return function("__decide__", method, body), reads, found[0].lineno
-    raise NotFound("%s has no %s(%s=) in %s" % (source.path, call, keyword, cls))
+    return _made_of(source, cls, call, keyword)
 
 
 def _handed_on(files: Files, place: Dict[str, Any], keyword: str) -> bool:

@@ -22,75 +22,22 @@ import operator
 import typing
 from typing import Any, Callable, Dict, Iterable, List, Optional, Set, Tuple
 
+from ansible_collections.dflash.fleet.plugins.module_utils.probe_syntax import (
+    ALLOWED_BUILTINS,
+    KEPT_DECORATORS,
+    binds,
+    changes,
+    inert,
+    last_name,
+    names_in,
+    narrow,
+)
+
 #: Calls on stubs in order: (dotted name, positional arguments, keyword arguments).
 LOG: List[Tuple[str, Tuple[Any, ...], Dict[str, Any]]] = []
 
-ALLOWED_BUILTINS = [
-    "ArithmeticError",
-    "AssertionError",
-    "AttributeError",
-    "BaseException",
-    "Exception",
-    "IndexError",
-    "KeyError",
-    "LookupError",
-    "NameError",
-    "NotImplementedError",
-    "RuntimeError",
-    "StopIteration",
-    "TypeError",
-    "ValueError",
-    "ZeroDivisionError",
-    "__build_class__",
-    "abs",
-    "all",
-    "any",
-    "bool",
-    "bytes",
-    "callable",
-    "classmethod",
-    "dict",
-    "divmod",
-    "enumerate",
-    "filter",
-    "float",
-    "frozenset",
-    "getattr",
-    "hasattr",
-    "hash",
-    "int",
-    "isinstance",
-    "issubclass",
-    "iter",
-    "len",
-    "list",
-    "map",
-    "max",
-    "min",
-    "next",
-    "object",
-    "property",
-    "range",
-    "repr",
-    "reversed",
-    "round",
-    "set",
-    "slice",
-    "sorted",
-    "staticmethod",
-    "str",
-    "sum",
-    "super",
-    "tuple",
-    "type",
-    "zip",
-    "NotImplemented",
-    "Ellipsis",
-    "True",
-    "False",
-    "None",
-]
 REAL_MODULES = {
+    "copy": copy,
     "collections": collections,
     "functools": functools,
     "itertools": itertools,
@@ -98,7 +45,6 @@ REAL_MODULES = {
     "operator": operator,
     "typing": typing,
 }
-KEPT_DECORATORS = ("property", "staticmethod", "classmethod", "cached_property", "setter")
 
 
 class Undecided(Exception):
@@ -199,7 +145,10 @@ class Stub:
 
 
 class _Clean(ast.NodeTransformer):
-    """Drops annotations and foreign decorators; turns every import into a binding of stubs."""
+    """Drops annotations and inert decorators; turns every import into a binding of stubs."""
+
+    def __init__(self, here: Set[str]) -> None:
+        self.here = here
 
     def _function(self, node: Any) -> Any:
         node.returns = None
@@ -210,7 +159,7 @@ class _Clean(ast.NodeTransformer):
             filter(None, [node.args.vararg, node.args.kwarg]),
         ):
             arg.annotation = None
-        node.decorator_list = [d for d in node.decorator_list if last_name(d) in KEPT_DECORATORS]
+        node.decorator_list = [d for d in node.decorator_list if not inert(d, self.here)]
         for decorator in node.decorator_list:
             if last_name(decorator) == "cached_property":
                 node.decorator_list = [ast.copy_location(ast.Name("property", ast.Load()), node)]
@@ -219,7 +168,7 @@ class _Clean(ast.NodeTransformer):
     visit_FunctionDef = visit_AsyncFunctionDef = _function
 
     def visit_ClassDef(self, node: ast.ClassDef) -> Any:
-        node.decorator_list = []
+        node.decorator_list = [d for d in node.decorator_list if not inert(d, self.here)]
         node.keywords = []
         node.bases = [base for base in node.bases if not isinstance(base, ast.Subscript)]
         return self.generic_visit(node)
@@ -242,17 +191,6 @@ class _Clean(ast.NodeTransformer):
     visit_Import = visit_ImportFrom = _import
 
 
-def last_name(node: ast.AST) -> str:
-    if isinstance(node, ast.Call):
-        node = node.func
-    return node.attr if isinstance(node, ast.Attribute) else getattr(node, "id", "")
-
-
-def names_in(node: ast.AST) -> Set[str]:
-    """Plain names that a piece of code reads."""
-    return {item.id for item in ast.walk(node) if isinstance(item, ast.Name)}
-
-
 class Source:
     """One parsed file: finds definitions, cuts them with what they need, and loads the cut."""
 
@@ -262,13 +200,38 @@ class Source:
         self.tree = ast.parse(text, path)
         #: Compiled statements, and classes that were narrowed, by identity; what they came from is kept alive.
         self._compiled: Dict[int, Tuple[ast.stmt, Any, Set[str]]] = {}
-        self._narrowed: Dict[Tuple[str, Tuple[str, ...]], ast.ClassDef] = {}
+        self._narrowed: Dict[Tuple[str, Tuple[str, ...]], List[ast.stmt]] = {}
         #: What followers remember about this file.
         self.memory: Dict[Any, Any] = {}
         self.top: Dict[str, ast.stmt] = {}
+        #: All that binds a name or changes what it names, in order; the attributes that are changed so.
+        self.every: Dict[str, List[ast.stmt]] = {}
+        self.changed: Dict[str, Dict[int, Set[str]]] = {}
         for stmt in self.tree.body:
             for name in binds(stmt):
                 self.top[name] = stmt
+                self.every.setdefault(name, []).append(stmt)
+            for name, attr in changes(stmt):
+                self.changed.setdefault(name, {}).setdefault(id(stmt), set()).add(attr)
+                if stmt not in self.every.setdefault(name, []):
+                    self.every[name].append(stmt)
+        imports = (ast.Import, ast.ImportFrom)
+        self.here = {name for name, stmt in self.top.items() if not isinstance(stmt, imports)}
+        for cls, method in self.functions():
+            self._note(cls, method)
+
+    def _note(self, cls: Optional[str], method: ast.FunctionDef) -> None:
+        """Mark a function that is not what runs under its name: its parts must not be run for it."""
+        holder = self.top.get(cls or method.name)
+        attrs = {attr for found in self.changed.get(cls or "", {}).values() for attr in found}
+        decorators = list(method.decorator_list) + (getattr(holder, "decorator_list", []) if cls else [])
+        odd = [d for d in decorators if last_name(d) not in KEPT_DECORATORS and not inert(d, self.here)]
+        if odd:
+            vars(method)["odd"] = "decorator of %s" % last_name(odd[0])
+        elif method not in getattr(holder, "body", []) and holder is not method:
+            vars(method)["odd"] = "rebinding of %s" % (cls or method.name)
+        elif attrs & {method.name, "*"}:
+            vars(method)["odd"] = "change of %s.%s" % (cls, method.name)
 
     def find(self, name: str) -> ast.stmt:
         if name not in self.top:
@@ -287,8 +250,11 @@ class Source:
             if isinstance(stmt, ast.FunctionDef):
                 yield None, stmt
             elif isinstance(stmt, ast.ClassDef):
-                for item in stmt.body:
-                    if isinstance(item, ast.FunctionDef):
+                methods = [item for item in stmt.body if isinstance(item, ast.FunctionDef)]
+                for index, item in enumerate(methods):
+                    later = [other for other in methods[index + 1 :] if other.name == item.name]
+                    decorators = [other.decorator_list for other in later]
+                    if all(found and last_name(found[0]) == "setter" for found in decorators):
                         yield stmt.name, item
 
     def load(
@@ -304,19 +270,13 @@ class Source:
         seen: Set[str] = set()
         while todo:
             name = todo.pop()
-            stmt = self.top.get(name)
-            if name in seen or stmt is None:
+            if name in seen or name not in self.top:
                 continue
             seen.add(name)
-            if only and name in only and isinstance(stmt, ast.ClassDef):
-                key = (name, tuple(sorted(only[name])))
-                if key not in self._narrowed:
-                    classes = {name for name, value in self.top.items() if isinstance(value, ast.ClassDef)}
-                    self._narrowed[key] = _narrow(stmt, only[name], classes)
-                stmt = self._narrowed[key]
-            if not any(getattr(stmt, "lineno", 0) == getattr(kept, "lineno", -1) for kept in keep):
-                keep.append(stmt)
-            todo.extend(names_in(stmt) & set(self.top))
+            for stmt in self._all_of(name, (only or {}).get(name)):
+                if not any(getattr(stmt, "lineno", 0) == getattr(kept, "lineno", -1) for kept in keep):
+                    keep.append(stmt)
+                todo.extend(names_in(stmt) & set(self.top))
         keep.sort(key=lambda stmt: stmt.lineno)
         space: Dict[str, Any] = {
             "__name__": "cut",
@@ -328,6 +288,31 @@ class Source:
         for stmt in keep:
             self.run(stmt, space)
         return space
+
+    def _all_of(self, name: str, methods: Optional[Set[str]]) -> List[ast.stmt]:
+        """What makes a name in order: its definitions, a class narrowed to ``methods``, and what changes it."""
+        stmts = self.every[name]
+        if methods is None:
+            return stmts
+        key = (name, tuple(sorted(methods)))
+        if key not in self._narrowed:
+            classes = {name for name, value in self.top.items() if isinstance(value, ast.ClassDef)}
+            changed = self.changed.get(name, {})
+            wanted, size, out = set(methods), -1, []  # type: Set[str], int, List[ast.stmt]
+            while size != len(wanted):
+                size, out = len(wanted), []
+                for stmt in stmts:
+                    if isinstance(stmt, ast.ClassDef):
+                        out.append(narrow(stmt, wanted, classes))
+                        reached = {item.attr for item in ast.walk(out[-1]) if isinstance(item, ast.Attribute)} | wanted
+                    elif id(stmt) not in changed:
+                        out.append(stmt)
+                    elif changed[id(stmt)] & (reached | {"*"}):
+                        out.append(stmt)
+                        new = [self.top[n] for n in names_in(stmt) if isinstance(self.top.get(n), ast.FunctionDef)]
+                        wanted |= {i.attr for f in new for i in ast.walk(f) if isinstance(i, ast.Attribute)}
+            self._narrowed[key] = out
+        return self._narrowed[key]
 
     def _import(self, dotted: str, bound: str) -> Any:
         LOG.append(("import", (dotted,), {}))
@@ -343,7 +328,7 @@ class Source:
         """Execute one statement of this file in ``space``; names that nobody bound become stubs."""
         if id(stmt) not in self._compiled:
             clean = ast.Module(body=[copy.deepcopy(stmt)], type_ignores=[])
-            clean = ast.fix_missing_locations(_Clean().visit(clean))
+            clean = ast.fix_missing_locations(_Clean(self.here).visit(clean))
             self._compiled[id(stmt)] = (stmt, compile(clean, self.path, "exec"), names_in(clean))
         _stmt, code, names = self._compiled[id(stmt)]
         for name in names - set(space):
@@ -354,43 +339,3 @@ class Source:
         except Undecided:
             for name in binds(stmt):
                 space[name] = Stub(name)
-
-
-def binds(stmt: ast.stmt) -> List[str]:
-    if isinstance(stmt, (ast.FunctionDef, ast.ClassDef, ast.AsyncFunctionDef)):
-        return [stmt.name]
-    if isinstance(stmt, ast.Assign):
-        return [target.id for target in stmt.targets if isinstance(target, ast.Name)]
-    if isinstance(stmt, ast.AnnAssign) and isinstance(stmt.target, ast.Name):
-        return [stmt.target.id]
-    if isinstance(stmt, (ast.Import, ast.ImportFrom)):
-        return [alias.asname or alias.name.split(".")[0] for alias in stmt.names]
-    if isinstance(stmt, (ast.If, ast.Try)):
-        return [name for item in ast.iter_child_nodes(stmt) if isinstance(item, ast.stmt) for name in binds(item)]
-    return []
-
-
-def _narrow(cls: ast.ClassDef, methods: Set[str], here: Set[str]) -> ast.ClassDef:
-    """The class with some methods, those they reach, its simple assignments and its bases of this file."""
-    by_name: Dict[str, List[ast.stmt]] = {}
-    for item in cls.body:
-        if isinstance(item, (ast.FunctionDef, ast.AsyncFunctionDef)):
-            by_name.setdefault(item.name, []).append(item)
-    todo, reached = list(methods), set()
-    while todo:
-        name = todo.pop()
-        if name in by_name and name not in reached:
-            reached.add(name)
-            for item in by_name[name]:
-                todo.extend(n.attr for n in ast.walk(item) if isinstance(n, ast.Attribute))
-    body = [
-        item
-        for item in cls.body
-        if isinstance(item, (ast.Assign, ast.AnnAssign)) or getattr(item, "name", None) in reached
-    ]
-    narrowed = ast.ClassDef(name=cls.name, bases=[], keywords=[], body=body or [ast.Pass()], decorator_list=[])
-    narrowed.bases = [base for base in cls.bases if isinstance(base, ast.Name) and base.id in here]
-    narrowed.bases.append(ast.Name("__loose__", ast.Load()))
-    if hasattr(cls, "type_params"):  # Python 3.12
-        vars(narrowed)["type_params"] = []
-    return ast.fix_missing_locations(ast.copy_location(narrowed, cls))

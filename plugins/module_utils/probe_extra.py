@@ -29,8 +29,6 @@ from ansible_collections.dflash.fleet.plugins.module_utils.probe_code import (
     Strict,
     Stub,
     Undecided,
-    last_name,
-    names_in,
 )
 from ansible_collections.dflash.fleet.plugins.module_utils.probe_follow import (
     Group,
@@ -41,6 +39,7 @@ from ansible_collections.dflash.fleet.plugins.module_utils.probe_follow import (
     run_to,
 )
 from ansible_collections.dflash.fleet.plugins.module_utils.probe_swa import build, swa
+from ansible_collections.dflash.fleet.plugins.module_utils.probe_syntax import last_name, names_in
 
 # ------------------------------------------------------------------ lookahead slot
 

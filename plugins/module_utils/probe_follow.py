@@ -17,9 +17,8 @@ from ansible_collections.dflash.fleet.plugins.module_utils.probe_code import (
     Source,
     Stub,
     Undecided,
-    binds,
-    names_in,
 )
+from ansible_collections.dflash.fleet.plugins.module_utils.probe_syntax import binds, names_in
 
 #: A block of statements, the place of the one that matters in it, and the tests that lead there with their outcomes.
 Path = Tuple[List[ast.stmt], int, List[Tuple[ast.expr, bool]]]
@@ -162,11 +161,45 @@ def _deciding(source: Source, cls: str, first: str, known: Set[str]) -> List[ast
     return [function("__follow__", method, kept) for method, kept in parts]
 
 
+def reached(source: Source, cls: str, method: ast.FunctionDef, owner: Any, given: Dict[str, Any]) -> bool:
+    """Does a test on attributes of ``self`` keep all callers from a method?  What the tests read is set on ``owner``.
+
+    Attributes that cannot be decided are left to whoever asks for them.
+    """
+
+    def wanted(node: ast.AST) -> bool:
+        return bool(calls(node, method.name))
+
+    callers = [item for found, item in source.functions() if found == cls and item is not method and wanted(item)]
+    ways = [paths_to(item.body, wanted)[-1][2] for item in callers]
+    tests = [item.test for item in ast.walk(method) if isinstance(item, ast.If)]
+    tests += [test for way in ways for test, _outcome in way]
+    for key in sorted({key_of(item) or "" for test in tests for item in ast.walk(test)}):
+        name = key[len("self.") :] if key.startswith("self.") else ""
+        if name and name not in vars(owner):
+            try:
+                attribute(source, cls, name, owner, given)
+            except Exception:  # foreign code: what it raises leaves the attribute undecided
+                vars(owner).pop(name, None)
+    kept = [way for caller, way in zip(callers, ways) if not _barred(source, caller, way, given)]
+    return bool(kept) or not callers
+
+
+def _barred(source: Source, method: ast.FunctionDef, way: List[Tuple[ast.expr, bool]], given: Dict[str, Any]) -> bool:
+    for test, outcome in way:
+        try:
+            if bool(evaluate(source, method, test, source.load([]), given)) is not outcome:
+                return True
+        except Exception:  # foreign code: what it raises bars nothing
+            continue
+    return False
+
+
 _TAKEN = (ast.FunctionDef, ast.Assign, ast.AnnAssign)
 
 
 def imported(source: Source, others: List[Source]) -> Dict[str, Any]:
-    """What ``source`` imports by name from other files that are here, cut out of them and loaded."""
+    """What ``source`` imports by name from other files that are here: cut out of them and loaded, or the file."""
     found: Dict[str, Any] = {}
     for node in ast.walk(source.tree):
         if not isinstance(node, ast.ImportFrom):
@@ -174,10 +207,27 @@ def imported(source: Source, others: List[Source]) -> Dict[str, Any]:
         for alias in node.names:
             path = (node.module or "").replace("vllm.", "", 1).replace(".", "/")
             for other in others:
-                same = other.path in (path + ".py", path + "/__init__.py")
-                if same and other is not source and isinstance(other.top.get(alias.name), _TAKEN):
-                    found[alias.asname or alias.name] = other.load([alias.name])[alias.name]
+                if other is source:
+                    continue
+                bound = alias.asname or alias.name
+                if other.path in (path + ".py", path + "/__init__.py"):
+                    if isinstance(other.top.get(alias.name), _TAKEN):
+                        found[bound] = other.load([alias.name])[alias.name]
+                elif other.path == "%s/%s.py" % (path, alias.name):
+                    found[bound] = Module(other)
     return found
+
+
+class Module:
+    """Another file of the tree, as a module whose names are loaded where they are asked for."""
+
+    def __init__(self, source: Source) -> None:
+        self._source = source
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__") or name not in self._source.top:
+            raise AttributeError(name)
+        return self._source.load([name])[name]
 
 
 def wants(sources: List[Source], error: Undecided) -> List[str]:
@@ -187,7 +237,9 @@ def wants(sources: List[Source], error: Undecided) -> List[str]:
     for source in sources:
         for item in ast.walk(source.tree):
             if isinstance(item, ast.ImportFrom) and (item.module or "").startswith("vllm.") and name in binds(item):
-                out.append((item.module or "")[len("vllm.") :].replace(".", "/"))
+                path = (item.module or "")[len("vllm.") :].replace(".", "/")
+                named = [alias.name for alias in item.names if (alias.asname or alias.name) == name]
+                out += [path, *["%s/%s" % (path, one) for one in named]]
     return sorted(set(out))
 
 

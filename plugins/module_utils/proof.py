@@ -38,6 +38,18 @@ class Wish(NamedTuple):
     user: Optional[str] = None
     deadline: float = 120.0
     level: str = "required"
+    nested_target: bool = False
+
+
+def load_nested(folder: Optional[str]) -> bool:
+    """Does the target in a folder nest its language model?  False for no folder.  Raises ``DflashError``."""
+    if not folder:
+        return False
+    path = os.path.join(folder, "config.json")
+    raw = files.read_json(path)
+    if not isinstance(raw, dict):
+        raise DflashError("There is no readable config.json of a target.", path, "Name the folder of the target model.")
+    return capabilities.is_nested(raw)
 
 
 def load_drafter(folder: Optional[str]) -> Optional[capabilities.Drafter]:
@@ -171,7 +183,9 @@ def _inspect(
 
 
 def _capabilities(package: str, python: str, wish: Wish) -> List[checks.Check]:
-    required = capabilities.required_ids(package, wish.device, wish.drafter, wish.speculative_config, wish.runner)
+    required = capabilities.required_ids(
+        package, wish.device, wish.drafter, wish.speculative_config, wish.runner, wish.nested_target
+    )
     return capabilities.examine(package, python, wish.drafter, required, user=wish.user, deadline=wish.deadline)
 
 

@@ -20,6 +20,8 @@ SYMBOLS: Dict[str, List[Dict[str, Any]]] = {
             "sink": "set_aux_hidden_state_layers",
             "area": "v1/worker",
             "beside": "v1/worker/gpu",
+            "config_file": "config/speculative.py",
+            "config_class": "SpeculativeConfig",
         }
     ],
     "capability.layer_offset.v2": [
@@ -53,6 +55,8 @@ SYMBOLS: Dict[str, List[Dict[str, Any]]] = {
                 "class": "DFlashSpeculator",
             },
             "helpers": ["v1/worker/gpu/spec_decode/dflash/utils.py"],
+            "config_file": "config/speculative.py",
+            "config_class": "SpeculativeConfig",
         }
     ],
     "capability.swa.v2": [
@@ -76,6 +80,8 @@ SYMBOLS: Dict[str, List[Dict[str, Any]]] = {
                 "class": "DFlashSpeculator",
             },
             "helpers": ["v1/worker/gpu/spec_decode/dflash/utils.py"],
+            "config_file": "config/speculative.py",
+            "config_class": "SpeculativeConfig",
         }
     ],
     "capability.mixed_guard": [
@@ -99,6 +105,8 @@ SYMBOLS: Dict[str, List[Dict[str, Any]]] = {
                 "class": "DFlashSpeculator",
             },
             "helpers": ["v1/worker/gpu/spec_decode/dflash/utils.py"],
+            "config_file": "config/speculative.py",
+            "config_class": "SpeculativeConfig",
         }
     ],
     # The scheduler's call, the manager's call that hands the value on, and the configuration that decides.

@@ -254,13 +254,13 @@ CHECKS: Dict[str, Dict[str, Any]] = {
     },
     "capability.swa.uniform.v1": {
         "stage": "build", "required_when": "uniform_sliding_v1", "covered_by": "serving.canary_al",
-        "question": "Does the V1 runner give an all-sliding drafter its window, and the causality that goes with it?",
-        "remedy": "Pin v0.26.0 or newer (v0.25 gives the window; causality only by dflash_config.causal).",
+        "question": "Does the V1 runner give an all-sliding drafter its window?",
+        "remedy": "Pin v0.25.0 or newer; before v0.26.0 a causal drafter must say so in dflash_config.causal.",
     },
     "capability.swa.uniform.v2": {
         "stage": "build", "required_when": "uniform_sliding_v2", "covered_by": "serving.canary_al",
-        "question": "Does the V2 runner give an all-sliding drafter its window, and the causality that goes with it?",
-        "remedy": "Pin v0.26.0 or newer (v0.25 gives the window; causality only by dflash_config.causal).",
+        "question": "Does the V2 runner give an all-sliding drafter its window?",
+        "remedy": "Pin v0.25.0 or newer; before v0.26.0 a causal drafter must say so in dflash_config.causal.",
     },
     "capability.swa.mixed.v1": {
         "stage": "build", "required_when": "mixed_v1", "covered_by": "serving.canary_al",

@@ -32,6 +32,10 @@ options:
     description: Folder with the C(config.json) of the drafter that will be served. Without it no capability is
       required.
     type: path
+  target:
+    description: Folder with the C(config.json) of the target model. Where that nests its language model
+      (C(*ForConditionalGeneration)), the sharing of its head is required too.
+    type: path
   speculative_config:
     description: Further keys of the speculative configuration that the server is started with, such as
       C(disable_eagle_block_drop).
@@ -113,6 +117,7 @@ def main() -> None:
             "python": {"type": "path"},
             "manifest": {"type": "dict", "default": {}},
             "drafter": {"type": "path"},
+            "target": {"type": "path"},
             "speculative_config": {"type": "dict", "default": {}},
             "device": {"type": "str", "choices": ["cpu", "cuda"], "default": "cpu"},
             "runner": {"type": "str", "choices": ["auto", "v1", "v2"], "default": "auto"},
@@ -134,6 +139,7 @@ def main() -> None:
             manifest=params["manifest"] or None,
             user=params["user"],
             deadline=params["deadline"],
+            nested_target=proof.load_nested(params["target"]),
         )
         found, said = proof.inspect(None, params["python"], params["release"], wish)
     except DflashError as error:

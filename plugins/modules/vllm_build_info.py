@@ -32,7 +32,7 @@ options:
   root:
     description:
       - Root folder of a host with a deployment; the release that O(instance) serves now is looked at, and compared with
-        its build's manifest. O(drafter) and O(speculative_config) then default to those that it was launched with.
+        its build's manifest. O(drafter), O(target) and O(speculative_config) then default to those of its launch.
       - No proof of an earlier run is read.
     type: path
   instance:
@@ -41,6 +41,10 @@ options:
     default: main
   drafter:
     description: Folder with the C(config.json) of a drafter; what it needs is required then.
+    type: path
+  target:
+    description: Folder with the C(config.json) of the target model. Where that nests its language model
+      (C(*ForConditionalGeneration)), the sharing of its head is required too.
     type: path
   speculative_config:
     description: Further keys of the speculative configuration that the server is started with, such as
@@ -191,6 +195,7 @@ def look(params: Dict[str, Any]) -> Dict[str, Any]:
         manifest=build or None,
         user=params["user"],
         deadline=params["deadline"],
+        nested_target=proof.load_nested(params["target"] or told.get("target")),
     )
     if closed:
         found, said = diagnosis.by_files(params["python"], closed, wish)
@@ -215,6 +220,7 @@ def main() -> None:
             "root": {"type": "path"},
             "instance": {"type": "str", "default": "main"},
             "drafter": {"type": "path"},
+            "target": {"type": "path"},
             "speculative_config": {"type": "dict"},
             "device": {"type": "str", "choices": ["auto", "cpu", "cuda"], "default": "auto"},
             "runner": {"type": "str", "choices": ["auto", "v1", "v2"], "default": "auto"},

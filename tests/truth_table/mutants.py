@@ -177,7 +177,7 @@ MUTANTS: list[Mutant] = [
     one("default lost", "deletion", CONFIG, "not (self.use_dflash() or self.use_dspark())", "not self.use_dspark()",
         {"cache_rule.default": FAIL}, release="0.33.0"),
     one("default by a name that is none", "condition never true", CONFIG, 'return self.method == "dflash"',
-        'return self.method == "DFlash"', {"cache_rule.default": FAIL, **SLOT}, release="0.33.0"),
+        'return self.method == "DFlash"', {"cache_rule.default": FAIL, **SLOT, **OFF_V1}, release="0.33.0"),
     one("the default kept for a fork's reason", "other spelling", CONFIG,
         "self.use_eagle() and not (self.use_dflash() or self.use_dspark())",
         "self.method not in ('dflash', 'dspark') and self.use_eagle()", release="0.33.0"),

@@ -20,6 +20,7 @@ import mutants  # noqa: E402
 import shapes  # noqa: E402
 import table  # noqa: E402
 import trees  # noqa: E402
+import unseen  # noqa: E402
 
 LETTER = {"pass": "pass", "fail": "-", "skip": "skip", "unknown": "?"}
 
@@ -32,7 +33,7 @@ def main() -> int:
     arguments = parser.parse_args()
     start = time.monotonic()
     releases = [trees.DEMO] if arguments.short else list(trees.RELEASES)
-    chosen = [item for item in mutants.MUTANTS if item.short or not arguments.short]
+    chosen = [item for item in [*mutants.MUTANTS, *unseen.UNSEEN] if item.short or not arguments.short]
     for version in releases:
         trees.tree(version)
     fetched = time.monotonic() - start

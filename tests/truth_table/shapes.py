@@ -168,6 +168,23 @@ SHAPES = [
         differs={"cache_rule.opt_in": "fail"},
     ),
     Shape(
+        "window by its place among the arguments",
+        {base.MODEL: {
+            "Attention(hidden_size, per_layer_sliding_window=sliding_window,": (
+                "Attention(hidden_size, 64, 1.0, None, sliding_window,"
+            ),
+        }},
+        files={
+            "model_executor/layers/attention/__init__.py": (
+                "from vllm.model_executor.layers.attention.attention import Attention\n"
+            ),
+            "model_executor/layers/attention/attention.py": (
+                "class Attention:\n    def __init__(self, heads, size, scale, cache=None, "
+                "per_layer_sliding_window=None, prefix=''):\n        self.window = per_layer_sliding_window\n"
+            ),
+        },
+    ),
+    Shape(
         "everything renamed and right",
         {
             base.RUNNER_V1: {"_get_eagle3_aux_layers_from_config": "_read_taps", "GPUModelRunner": "Runner"},

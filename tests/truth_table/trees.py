@@ -33,8 +33,6 @@ RELEASES: dict[str, str] = _DATA["releases"]
 EXPECTED: dict[str, list[dict[str, str]]] = _DATA["expected"]
 #: What the releases' real functions answered when they were imported with torch for CPU; see ``measure.py``.
 MEASURED: dict[str, Any] = json.loads((Path(__file__).parent / "measured.json").read_text(encoding="utf-8"))
-#: Where the function alone gives what its user then does not take, so that the answer differs from the value.
-FOLLOWED = {(version, check) for version in ("0.25.0", "0.25.1") for check in ("swa.uniform.v1", "swa.uniform.v2")}
 #: The demo's release: its archive is on this machine wherever the demo ran.
 DEMO = "0.32.0"
 #: Folders that are taken whole: a probe may look for what moved inside them.

@@ -48,7 +48,7 @@ def root(tmp_path):
     (release / "manifest.json").write_text(json.dumps(RELEASE))
     (folder / "release").symlink_to(release)
     (folder / "serve.yaml").write_text(launch.to_yaml(SERVE, "serve.yaml"))
-    (folder / "models.json").write_text(json.dumps({"drafter": {"folder": "/d"}}))
+    (folder / "models.json").write_text(json.dumps({"drafter": {"folder": "/d"}, "target": {"folder": "/t"}}))
     (folder / "argv.json").write_text(json.dumps({"env": {"VLLM_USE_V2_MODEL_RUNNER": "1"}}))
     (folder / "proof.json").write_text('{"ok": true}')
     (tmp_path / "instances" / "main" / "current").symlink_to("deployments/" + DEPLOYED)
@@ -58,7 +58,7 @@ def root(tmp_path):
 def test_what_is_deployed_is_told_by_its_links_and_its_launch(root):
     assert diagnosis.deployed(str(root), "main") == {
         "release": str(root / "releases" / ID), "deployment_id": DEPLOYED, "build": BUILD,
-        "manifest": RELEASE, "drafter": "/d", "runner": "v2",
+        "manifest": RELEASE, "drafter": "/d", "target": "/t", "runner": "v2",
         "speculative_config": SERVE["speculative-config"],
     }
 

@@ -349,3 +349,27 @@ def test_a_host_without_driver_does_not_refuse_a_cuda_library() -> None:
     }
     found = loading._import("vllm._C", None, "/x/_C.abi3.so", result, {}, "required")
     assert (found["status"], found["level"]) == ("unknown", "advisory")
+
+
+@pytest.mark.parametrize(
+    ("config", "nested"),
+    [
+        ({"architectures": ["Qwen3_5ForConditionalGeneration"]}, True),
+        ({"architectures": ["Qwen3ForCausalLM"]}, False),
+        ({}, False),
+    ],
+)
+def test_the_head_of_a_nested_target_is_required(tmp_path, config, nested):
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    assert proof.load_nested(str(tmp_path)) is nested
+    package = tree.write(tmp_path / "tree")
+    wish = proof.Wish(drafter=capabilities.generic("full"), nested_target=proof.load_nested(str(tmp_path)))
+    found, _said = proof.inspect_tree(str(package.parent), wish)
+    levels = {item["id"]: item["level"] for item in found}
+    assert levels["capability.lm_head_sharing.v1"] == ("required" if nested else "advisory")
+
+
+def test_a_target_without_a_configuration_is_refused(tmp_path):
+    assert proof.load_nested(None) is False
+    with pytest.raises(DflashError, match=r"config\.json of a target"):
+        proof.load_nested(str(tmp_path))
