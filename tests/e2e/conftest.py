@@ -24,7 +24,7 @@ def demo() -> harness.Clone:
 
 @pytest.fixture
 def proven(demo: harness.Clone) -> harness.Clone:
-    """The demo, checked to be unchanged before the test and brought back to proven after it."""
+    """The demo, brought back to proven before the test if the one before it left something to do."""
     run = demo.playbook()
     assert run.code == 0 and demo.host()["state"] in ("unchanged", "proven")
     return demo
